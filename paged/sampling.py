@@ -1,0 +1,71 @@
+"""How the next token is chosen, and when a request ends: the parameters. The sampler is in `sampler.py`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """What a request asks of the sampler.
+
+    Args:
+        n: completions of the prompt; they share its blocks.
+        temperature: 0 is greedy; otherwise the logits are divided by it.
+        top_k: keep the k likeliest tokens; 0 keeps all.
+        top_p: keep the fewest likeliest tokens whose probabilities reach top_p; 1 keeps all.
+        min_p: drop tokens less likely than min_p times the likeliest; 0 keeps all.
+        repetition_penalty: divide positive and multiply negative logits of tokens already seen; 1 is off.
+        max_tokens: tokens generated at most.
+        stop: a string, or several, that ends the text; it is not part of the text.
+        stop_token_ids: token ids that end the request, beside the model's own end-of-sequence ids.
+        ignore_eos: go on past the model's end-of-sequence ids.
+        seed: the same seed draws the same tokens, whatever shares the batch.
+        logprobs: record the log-probability of each chosen token and of this many likeliest ones.
+
+    Raises ValueError for a value outside its range.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    max_tokens: int = 16
+    stop: str | list[str] | tuple[str, ...] | None = None
+    stop_token_ids: list[int] | tuple[int, ...] | None = None
+    ignore_eos: bool = False
+    seed: int | None = None
+    logprobs: int | None = None
+
+    def __post_init__(self):
+        def require(name: str, ok: bool, allowed: str) -> None:
+            if not ok:
+                raise ValueError(f"{name} is {getattr(self, name)!r}: it must be {allowed}")
+
+        for name in ("n", "top_k", "max_tokens", "seed", "logprobs"):
+            value = getattr(self, name)
+            optional = name in ("seed", "logprobs") and value is None
+            require(name, optional or isinstance(value, int) and not isinstance(value, bool), "an integer")
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
+            value = getattr(self, name)
+            require(name, isinstance(value, (int, float)) and math.isfinite(value), "a finite number")
+        require("n", self.n >= 1, "at least 1")
+        require("temperature", self.temperature >= 0, "0 (greedy) or more")
+        require("top_k", self.top_k >= 0, "0 (off) or more")
+        require("top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
+        require("min_p", 0 <= self.min_p <= 1, "from 0 to 1")
+        require("repetition_penalty", self.repetition_penalty > 0, "above 0")
+        require("max_tokens", self.max_tokens >= 1, "at least 1")
+        require("logprobs", self.logprobs is None or self.logprobs >= 0, "0 or more, or None")
+        require("stop", all(isinstance(s, str) and s for s in self.stop_strings), "a string or strings, none empty")
+        require("stop_token_ids", all(isinstance(t, int) for t in self.stop_token_ids or ()), "integers")
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The stop strings as a tuple, whatever form they were given in."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
