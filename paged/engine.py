@@ -1,0 +1,283 @@
+"""The engine: schedule, run, update, once a step.
+
+It knows nothing of tensors. `runner` is any object with `execute(batch) -> list[int]`: a model on a GPU, or a
+few lines in a test that remember which prefix wrote each row.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from paged.block_pool import BlockPool
+from paged.prefix_cache import PrefixCache
+from paged.request import CompletionOutput, Request, RequestMetrics, RequestOutput, Status
+from paged.sampling import SamplingParams
+from paged.scheduler import Batch, Scheduler
+from paged.slots import blocks_needed
+from paged.trace import NO_TRACE, Trace
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Sizes and policies of an engine.
+
+    Args:
+        num_blocks, block_size: the pool, and the tokens a block.
+        max_num_seqs: requests that hold blocks at once.
+        max_num_batched_tokens: tokens computed in one step.
+        max_model_len: tokens of a request, prompt and output together.
+        enable_prefix_caching: share full blocks between requests with a common prefix.
+        preemption: "recompute" drops the blocks of a preempted request, "swap" moves them to host memory.
+        num_host_blocks: blocks of host memory for "swap"; None takes as many as num_blocks.
+        seed: for requests that bring no seed of their own.
+
+    Raises ValueError for a size below 1 and for an unknown policy.
+    """
+
+    num_blocks: int
+    block_size: int = 16
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    max_model_len: int = 4096
+    enable_prefix_caching: bool = True
+    preemption: str = "recompute"
+    num_host_blocks: int | None = None
+    seed: int = 0
+
+    def __post_init__(self):
+        for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} is {value!r}: it must be an integer of at least 1")
+        if self.preemption not in ("recompute", "swap"):
+            raise ValueError(f"preemption is {self.preemption!r}: choose recompute or swap")
+        if self.num_host_blocks is not None and self.num_host_blocks < 1:
+            raise ValueError(f"num_host_blocks is {self.num_host_blocks!r}: it must be at least 1, or None")
+
+
+class Engine:
+    """Takes requests at any time and advances them all by a step at a time.
+
+    Args:
+        config: sizes and policies.
+        runner: has `execute(batch) -> list[int]`, one token a request of the batch; the token of a request
+            whose prompt is not yet computed is ignored.
+        tokenizer: has `decode`; needed for text and stop strings only.
+        eos_token_ids: tokens that end a request unless it says ignore_eos.
+        vocab_size: prompts with other token ids are refused; None accepts any.
+        trace: receives every event.
+    """
+
+    def __init__(self, config: EngineConfig, runner, tokenizer=None, eos_token_ids: Iterable[int] = (),
+                 vocab_size: int | None = None, trace: Trace = NO_TRACE):
+        self.config, self.runner, self.tokenizer = config, runner, tokenizer
+        self.eos_token_ids, self.vocab_size, self.trace = frozenset(eos_token_ids), vocab_size, trace
+        self._num_added = 0
+        self._random = random.Random(config.seed)
+        self._build()
+
+    def _build(self) -> None:
+        """An empty engine: every block free, no request."""
+        config = self.config
+        self.block_pool = BlockPool(config.num_blocks, self.trace)
+        self.prefix_cache = (PrefixCache(self.block_pool, config.block_size)
+                             if config.enable_prefix_caching else None)
+        host_pool = BlockPool(config.num_host_blocks or config.num_blocks) if config.preemption == "swap" else None
+        self.scheduler = Scheduler(self.block_pool, config.block_size, self.prefix_cache, config.max_num_seqs,
+                                   config.max_num_batched_tokens, host_pool, self.trace)
+        self._groups: dict[str, list[Request]] = {}        # unfinished requests of each request id
+
+    # ── requests ──────────────────────────────────────────────────────────────────────────────────────
+
+    def add_request(self, prompt_token_ids: Sequence[int], params: SamplingParams | None = None,
+                    request_id: str | None = None, salt: str | None = None) -> str:
+        """Queue a request and return its id.
+
+        Args:
+            prompt_token_ids: the prompt.
+            params: how to sample; the default SamplingParams if None.
+            request_id: a name of the caller's choosing; numbered from 0 if None.
+            salt: only requests with the same salt share blocks.
+
+        Raises ValueError for a request that can never be served, with the numbers and the way out.
+        """
+        params = params or SamplingParams()
+        prompt = self._checked(prompt_token_ids, params)
+        if request_id is None:
+            request_id = str(self._num_added)
+        if request_id in self._groups:
+            raise ValueError(f"request id {request_id!r} is in use: choose another or wait until it has finished")
+        order = self._num_added
+        self._num_added += 1
+        base_seed = self._random.getrandbits(62) if params.seed is None else params.seed
+        stop_token_ids = frozenset(params.stop_token_ids or ())
+        if not params.ignore_eos:
+            stop_token_ids |= self.eos_token_ids
+        output = RequestOutput(request_id, prompt, [CompletionOutput(i) for i in range(params.n)],
+                               RequestMetrics(arrival_time=time.perf_counter()))
+        group = []
+        for index, completion in enumerate(output.outputs):
+            name = request_id if index == 0 else f"{request_id}.{index}"
+            if params.logprobs is not None:
+                completion.logprobs = []
+            group.append(Request(name, (order, index), list(prompt), params, output, completion,
+                                 base_seed + index, salt, stop_token_ids, self._detokenizer(params)))
+        self._groups[request_id] = group
+        self.scheduler.add(group[0])                       # the others fork from it once the prompt is computed
+        return request_id
+
+    def abort(self, request_id: str) -> bool:
+        """End a request at any moment and release its blocks; False if there is no such unfinished request."""
+        group = self._groups.get(request_id)
+        if group is None:
+            return False
+        for request in list(group):
+            self._finish(request, "abort")
+        return True
+
+    def has_unfinished(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._groups)
+
+    def reset(self) -> None:
+        """Drop every request, whatever state an interruption left behind; the prefix cache survives if it can."""
+        try:
+            for request_id in list(self._groups):
+                self.abort(request_id)
+            self.check_integrity()
+            assert self.block_pool.num_free() == self.config.num_blocks
+        except Exception:                                  # caught in the middle of an update: start afresh
+            self._build()
+
+    # ── one step ──────────────────────────────────────────────────────────────────────────────────────
+
+    def step(self) -> list[RequestOutput]:
+        """Advance by one step; returns the requests that advanced or ended, each alive and up to date.
+
+        If the runner fails, its exception passes through, and every unfinished request goes back to waiting
+        with nothing computed: the engine can go on, or the requests be aborted.
+        """
+        self.trace.step += 1
+        batch = self.scheduler.schedule()
+        if batch is None:
+            return []
+        try:
+            tokens = self.runner.execute(batch)
+            if len(tokens) != len(batch.requests):
+                raise ValueError(f"the runner returned {len(tokens)} tokens for {len(batch.requests)} requests")
+        except BaseException:
+            self.scheduler.recompute_all()
+            raise
+        return self._update(batch, tokens)
+
+    def _update(self, batch: Batch, tokens: Sequence[int]) -> list[RequestOutput]:
+        """Enter what a step computed: tokens, full blocks, forks, ends."""
+        now = time.perf_counter()
+        outputs: dict[str, RequestOutput] = {}
+        mark_computed = self.scheduler.mark_computed
+        starts = batch.query_start_loc
+        for row, request in enumerate(batch.requests):
+            mark_computed(request, starts[row + 1] - starts[row])
+            outputs[request.output.request_id] = request.output
+            if request.num_computed_tokens < len(request.token_ids):
+                continue                                   # in the middle of its prompt: no token yet
+            if request.num_seats > 1:
+                self._fork_completions(request)
+            token = tokens[row]
+            request.token_ids.append(token)
+            completion = request.completion
+            completion.token_ids.append(token)
+            metrics = request.output.metrics
+            metrics.num_output_tokens += 1
+            if metrics.first_token_time is None:
+                metrics.first_token_time = now
+            if batch.logprobs is not None and completion.logprobs is not None:
+                completion.logprobs.append(batch.logprobs[row])
+            reason = self._finish_reason(request, token)
+            if reason is not None:
+                self._finish(request, reason)
+        return list(outputs.values())
+
+    def _finish_reason(self, request: Request, token: int) -> str | None:
+        """Why the request ends with this token, or None; also brings its text up to date."""
+        stopped = token in request.stop_token_ids
+        if request.detokenizer is not None:
+            completion = request.completion
+            completion.new_text = "" if stopped else request.detokenizer.push(token)
+            stopped = stopped or request.detokenizer.stopped
+            at_end = stopped or len(request.token_ids) >= request.max_num_tokens
+            if at_end and not request.detokenizer.stopped:
+                completion.new_text += request.detokenizer.finish()
+            completion.text += completion.new_text
+        if stopped:
+            return "stop"
+        return "length" if len(request.token_ids) >= request.max_num_tokens else None
+
+    def _fork_completions(self, parent: Request) -> None:
+        """The prompt is computed: let the other completions run over its blocks."""
+        parent.num_seats = 1
+        for child in self._groups[parent.output.request_id]:
+            if child is not parent:
+                child.num_seats = 1
+                self.scheduler.fork(parent, child)
+
+    def _finish(self, request: Request, reason: str) -> None:
+        group = self._groups[request.output.request_id]
+        group.remove(request)
+        request.completion.finish_reason = reason
+        if request.block_table or request in self.scheduler.waiting:
+            self.scheduler.finish(request)
+        if not group:
+            del self._groups[request.output.request_id]
+            request.output.finished = True
+            request.output.metrics.finish_time = time.perf_counter()
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless pool, tables, queues and counts agree; run between steps."""
+        self.scheduler.check_integrity()
+        scheduled = set(self.scheduler.waiting + self.scheduler.running)
+        for group in self._groups.values():
+            for request in group:
+                forks_later = group[0].num_seats > 1 and request is not group[0]
+                assert (request in scheduled) != forks_later, f"{request} is lost"
+        assert len(scheduled) <= sum(map(len, self._groups.values())), "a finished request is still scheduled"
+
+    # ── checks at the door ────────────────────────────────────────────────────────────────────────────
+
+    def _checked(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> list[int]:
+        config = self.config
+        if isinstance(prompt_token_ids, str):
+            raise ValueError(f"the engine takes token ids, not the text {prompt_token_ids[:20]!r}: use LLM.generate")
+        prompt = [int(token) for token in prompt_token_ids]
+        if not prompt:
+            raise ValueError("the prompt is empty: it needs at least one token")
+        top = self.vocab_size
+        for token in prompt:
+            if token < 0 or top is not None and token >= top:
+                raise ValueError(f"token id {token} is outside the vocabulary of {top} tokens" if top else
+                                 f"token id {token} is negative")
+        cached = len(prompt) + params.max_tokens - 1       # the last sampled token is never cached
+        if cached > config.max_model_len:
+            raise ValueError(f"prompt of {len(prompt)} tokens and max_tokens={params.max_tokens} need "
+                             f"{cached} positions, max_model_len is {config.max_model_len}: "
+                             f"shorten the prompt, lower max_tokens or raise max_model_len")
+        needed = blocks_needed(cached, config.block_size)
+        if needed > config.num_blocks:
+            raise ValueError(f"prompt of {len(prompt)} tokens and max_tokens={params.max_tokens} need {needed} "
+                             f"blocks of {config.block_size}, the pool has {config.num_blocks}: "
+                             f"raise num_blocks, shorten the prompt or lower max_tokens")
+        if params.n > config.max_num_seqs:
+            raise ValueError(f"n={params.n} completions need as many seats, max_num_seqs is "
+                             f"{config.max_num_seqs}: raise it or lower n")
+        if params.stop_strings and self.tokenizer is None:
+            raise ValueError("stop strings need a tokenizer: this engine has none, use stop_token_ids")
+        return prompt
+
+    def _detokenizer(self, params: SamplingParams):
+        if self.tokenizer is None:
+            return None
+        from paged.detokenizer import Detokenizer
+        return Detokenizer(self.tokenizer, params.stop_strings)

@@ -1,0 +1,167 @@
+"""Which blocks already hold the K and V of a prefix: match, register, forget.
+
+The K and V of a token depend on every token before it, so a block can be reused only under the very prefix
+that wrote it. Prefixes are therefore chained: the hash of a block covers its tokens and the hash of the block
+before it.
+
+    tokens     10 20 30 │ 40 50 60          77 88 99 │ 40 50 60
+    hash       h1 = H(10 20 30)             g1 = H(77 88 99)
+               h2 = H(h1, 40 50 60)         g2 = H(g1, 40 50 60)       h2 ≠ g2: nothing is shared
+
+A hash only finds candidates. What decides is the record behind it: it holds its own tokens and points to the
+record of the prefix before it, and a candidate counts only if both are the ones looked for. So colliding hashes
+cost a comparison, never a wrong answer.
+
+Only full blocks are registered, and only once they are computed. A freed block keeps its record until the
+pool hands it out for other contents.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+
+from paged.block_pool import BlockPool
+
+HashFunction = Callable[["int | None", Sequence[int]], int]
+
+
+def _chain_bytes(parent: int | None, tokens: Sequence[int]) -> bytes:
+    head = b"" if parent is None else parent.to_bytes(8, "little")
+    return head + array("q", tokens).tobytes()
+
+
+def xxh64_chain(parent: int | None, tokens: Sequence[int]) -> int:
+    """h = xxh64(parent as 8 little-endian bytes, tokens as int64): fast, and easy to collide on purpose."""
+    import xxhash  # not needed by anything else: a bare Python falls back to SHA-256
+    return xxhash.xxh64_intdigest(_chain_bytes(parent, tokens))
+
+
+def sha256_chain(parent: int | None, tokens: Sequence[int]) -> int:
+    """The first 8 bytes of SHA-256 over the same bytes: slower, and nobody knows how to collide it cheaply."""
+    return int.from_bytes(hashlib.sha256(_chain_bytes(parent, tokens)).digest()[:8], "little")
+
+
+def default_chain() -> HashFunction:
+    """xxHash where it is installed, SHA-256 elsewhere."""
+    try:
+        import xxhash  # noqa: F401
+    except ImportError:
+        return sha256_chain
+    return xxh64_chain
+
+
+class Prefix:
+    """One block's worth of tokens under one prefix: the record that a hash leads to.
+
+    Attributes:
+        parent: the record of the block before it; None at the root.
+        tokens: the tokens of this block.
+        hash: chained over all blocks up to here.
+        blocks: the blocks that hold this content now, the same more than once if it was computed twice.
+    """
+
+    __slots__ = ("parent", "tokens", "hash", "blocks", "num_children")
+
+    def __init__(self, parent: Prefix | None, tokens: tuple[int, ...], hash: int | None):
+        self.parent, self.tokens, self.hash = parent, tokens, hash
+        self.blocks: list[int] = []
+        self.num_children = 0
+
+
+class PrefixCache:
+    """Finds cached blocks by the tokens that lead to them.
+
+    Args:
+        pool: the block pool; its on_allocate is set, so that a block handed out anew is forgotten here.
+        block_size: tokens a block.
+        hash_function: (hash of the parent or None, tokens) -> 64-bit integer. Any function gives right
+            answers; a poor one costs time.
+    """
+
+    def __init__(self, pool: BlockPool, block_size: int, hash_function: HashFunction | None = None):
+        if block_size < 1:
+            raise ValueError(f"block_size is {block_size}: a block holds at least one token")
+        self.pool, self.block_size = pool, block_size
+        self.hash_function = hash_function or default_chain()
+        self._records: dict[int, list[Prefix]] = {}     # hash -> records; more than one only after a collision
+        self._record_of: dict[int, Prefix] = {}         # block -> the record it holds
+        self._roots: dict[str | None, Prefix] = {}
+        pool.on_allocate = self.forget
+
+    def __len__(self) -> int:
+        """Blocks that can be found."""
+        return len(self._record_of)
+
+    def root(self, salt: str | None = None) -> Prefix:
+        """The empty prefix. Prefixes under different salts never match: one salt a tenant keeps them apart."""
+        if salt not in self._roots:
+            hash = None if salt is None else self.hash_function(None, list(salt.encode()))
+            self._roots[salt] = Prefix(None, (), hash)
+        return self._roots[salt]
+
+    def match(self, token_ids: Sequence[int], salt: str | None = None) -> tuple[list[int], Prefix]:
+        """The longest run of cached full blocks at the start of token_ids, and the prefix where it ends.
+
+        The last token is never matched: its hidden state is needed to choose the next one, so at least one
+        token is always computed. Nothing is changed: the caller takes the blocks with `BlockPool.share`.
+        """
+        blocks, prefix = [], self.root(salt)
+        for tokens in self._full_blocks(token_ids[:-1]):
+            found = self._find(prefix, tokens)
+            if found is None or not found.blocks:       # once one block misses, all later ones miss
+                break
+            held = [block for block in found.blocks if self.pool.ref_cnt[block]]
+            blocks.append((held or found.blocks)[0])    # a held copy leaves the free ones to others
+            prefix = found
+        return blocks, prefix
+
+    def register(self, prefix: Prefix, tokens: Sequence[int], block: int) -> Prefix:
+        """Say that `block` now holds the K and V of `tokens` after `prefix`; returns the longer prefix.
+
+        Call it once the block is full and computed. Raises ValueError for a block that is not full, is not
+        held, or already stands for something else.
+        """
+        if len(tokens) != self.block_size:
+            raise ValueError(f"only full blocks are registered: got {len(tokens)} tokens of {self.block_size}")
+        if not self.pool.ref_cnt[block]:
+            raise ValueError(f"block {block} is free: nobody can have computed it")
+        tokens = tuple(tokens)
+        record = self._find(prefix, tokens)
+        if record is None:
+            record = Prefix(prefix, tokens, self.hash_function(prefix.hash, tokens))
+            self._records.setdefault(record.hash, []).append(record)
+            prefix.num_children += 1
+        known = self._record_of.get(block)
+        if known is None:
+            record.blocks.append(block)
+            self._record_of[block] = record
+        elif known is not record:
+            raise ValueError(f"block {block} is registered for other tokens and was not handed out since")
+        return record
+
+    def forget(self, block: int) -> None:
+        """The block is about to hold something else; records that nothing leads to any more go with it."""
+        record = self._record_of.pop(block, None)
+        if record is None:
+            return
+        record.blocks.remove(block)
+        while record.parent is not None and not record.blocks and not record.num_children:
+            bucket = self._records[record.hash]
+            bucket.remove(record)
+            if not bucket:
+                del self._records[record.hash]
+            record = record.parent
+            record.num_children -= 1
+
+    def _full_blocks(self, token_ids: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        size = self.block_size
+        for end in range(size, len(token_ids) + 1, size):
+            yield tuple(token_ids[end - size:end])
+
+    def _find(self, parent: Prefix, tokens: tuple[int, ...]) -> Prefix | None:
+        for record in self._records.get(self.hash_function(parent.hash, tokens), ()):
+            if record.parent is parent and record.tokens == tokens:
+                return record
+        return None

@@ -1,0 +1,120 @@
+"""A request on its way through the engine, and what its user gets back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from paged.sampling import SamplingParams
+
+
+class Status(str, Enum):
+    """Where a request stands. WAITING and SWAPPED hold no blocks of the pool, RUNNING does."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    SWAPPED = "swapped"
+    FINISHED = "finished"
+
+
+@dataclass
+class CompletionOutput:
+    """One completion of a prompt.
+
+    Attributes:
+        text: what was generated so far, without the stop string; empty without a tokenizer.
+        new_text: the part of it that the last step added.
+        token_ids: the generated tokens, the one that ended the request included.
+        finish_reason: "stop", "length", "abort", or None while it goes on.
+        logprobs: one dict {token id: log-probability} a generated token, if asked for.
+    """
+
+    index: int
+    text: str = ""
+    new_text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    logprobs: list[dict[int, float]] | None = None
+
+
+@dataclass
+class RequestMetrics:
+    """Times in seconds on time.perf_counter's clock; None until they happen."""
+
+    arrival_time: float
+    first_token_time: float | None = None
+    finish_time: float | None = None
+    num_output_tokens: int = 0
+    num_preemptions: int = 0
+
+    @property
+    def time_to_first_token(self) -> float | None:
+        """Seconds from arrival to the first generated token."""
+        return None if self.first_token_time is None else self.first_token_time - self.arrival_time
+
+    @property
+    def time_per_output_token(self) -> float | None:
+        """Mean seconds between two tokens of a finished request; None below two tokens."""
+        if self.finish_time is None or self.num_output_tokens < 2:
+            return None
+        return (self.finish_time - self.first_token_time) / (self.num_output_tokens - 1)
+
+
+@dataclass
+class RequestOutput:
+    """The state of a request. The engine updates it in place: what step() returns is alive, not a copy.
+
+    Attributes:
+        outputs: one CompletionOutput a completion (SamplingParams.n).
+        finished: every completion has ended.
+        num_cached_tokens: prompt tokens found in the prefix cache when the request was first admitted.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    metrics: RequestMetrics
+    finished: bool = False
+    num_cached_tokens: int = 0
+
+
+class Request:
+    """One sequence of tokens: what the scheduler schedules. A user's request with n > 1 becomes n of them.
+
+    Attributes:
+        token_ids: the prompt and what was generated since.
+        num_computed_tokens: how many of them have their K and V in the cache.
+        block_table: the blocks that hold these, in order.
+        order: arrival order; a preempted request keeps it.
+        num_seats: resident requests it counts for: n until its completions have forked, then 1.
+        may_share_tail: it has forked, so the block it writes next may be shared.
+    """
+
+    __slots__ = ("request_id", "order", "params", "token_ids", "num_prompt_tokens", "num_computed_tokens",
+                 "block_table", "host_block_table", "status", "num_seats", "may_share_tail", "seed", "salt",
+                 "prefix", "num_registered_blocks", "max_num_tokens", "stop_token_ids", "detokenizer",
+                 "output", "completion")
+
+    def __init__(self, request_id: str, order: tuple[int, int], token_ids: list[int], params: SamplingParams,
+                 output: RequestOutput, completion: CompletionOutput, seed: int, salt: str | None,
+                 stop_token_ids: frozenset[int], detokenizer=None):
+        self.request_id, self.order, self.params = request_id, order, params
+        self.token_ids = token_ids
+        self.num_prompt_tokens = len(output.prompt_token_ids)
+        self.num_computed_tokens = 0
+        self.block_table: list[int] = []
+        self.host_block_table: list[int] = []
+        self.status = Status.WAITING
+        self.num_seats = params.n
+        self.may_share_tail = False
+        self.seed, self.salt = seed, salt
+        self.prefix = None
+        self.num_registered_blocks = 0
+        self.max_num_tokens = self.num_prompt_tokens + params.max_tokens
+        self.stop_token_ids = stop_token_ids
+        self.detokenizer = detokenizer
+        self.output, self.completion = output, completion
+
+    def __repr__(self) -> str:
+        return (f"<Request {self.request_id} {self.status.value}: {self.num_computed_tokens} of "
+                f"{len(self.token_ids)} tokens computed, blocks {self.block_table}>")

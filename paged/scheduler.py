@@ -1,0 +1,346 @@
+"""Who computes how many tokens in the next step, and which blocks they are written to.
+
+Continuous batching with one token budget. Each step:
+
+    1. every running request whose prompt is computed decodes one token          (arrival order)
+    2. running requests in the middle of their prompt get a chunk                (arrival order)
+    3. waiting requests are admitted and get their first chunk                   (arrival order)
+
+until the budget, the seats (max_num_seqs) or the free blocks are used up. A running request that needs a block
+when none is free preempts the youngest running one, which may be itself. The oldest request is never preempted,
+and every request fits the pool on its own, so the oldest always advances and every request ends.
+
+Follows Orca (Yu et al., OSDI 2022), Sarathi-Serve (Agrawal et al., OSDI 2024) and the scheduler of vLLM V1.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from paged.block_pool import BlockPool
+from paged.prefix_cache import PrefixCache
+from paged.request import Request, Status
+from paged.slots import blocks_needed
+from paged.trace import NO_TRACE, Trace
+
+
+@dataclass
+class Batch:
+    """One step's work, as plain lists: the seam between the scheduler and whatever runs the model.
+
+    The tokens of all requests stand one after the other; request i has the rows from query_start_loc[i] to
+    query_start_loc[i + 1]. A runner first does swap_out, then block_copies, then swap_in, each a list of pairs
+    read before any is written; then it writes the new K and V and attends. block_tables are the requests' own
+    lists: read them, and only until the next step.
+    """
+
+    request_ids: list[str] = field(default_factory=list)
+    input_ids: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    slot_mapping: list[int] = field(default_factory=list)
+    query_start_loc: list[int] = field(default_factory=lambda: [0])
+    seq_lens: list[int] = field(default_factory=list)             # context after this step
+    block_tables: list[list[int]] = field(default_factory=list)
+    block_copies: list[tuple[int, int]] = field(default_factory=list)     # (source, destination)
+    swap_out: list[tuple[int, int]] = field(default_factory=list)         # (block, host block)
+    swap_in: list[tuple[int, int]] = field(default_factory=list)          # (host block, block)
+    requests: list[Request] = field(default_factory=list)         # for a sampler: their params, seeds, tokens
+    logprobs: list[dict[int, float] | None] | None = None         # filled in by a runner that samples
+
+
+class Scheduler:
+    """Waiting and running requests, and the rules by which they share the pool and the step.
+
+    Args:
+        pool, block_size: the blocks.
+        prefix_cache: None to share nothing between requests.
+        max_num_seqs: requests that hold blocks at once.
+        max_num_batched_tokens: tokens computed in one step.
+        host_pool: blocks in host memory that preempted requests are swapped to; None to recompute instead.
+
+    Attributes:
+        waiting, running: both in arrival order.
+    """
+
+    def __init__(self, pool: BlockPool, block_size: int, prefix_cache: PrefixCache | None = None,
+                 max_num_seqs: int = 256, max_num_batched_tokens: int = 8192,
+                 host_pool: BlockPool | None = None, trace: Trace = NO_TRACE):
+        self.pool, self.block_size, self.prefix_cache = pool, block_size, prefix_cache
+        self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
+        self.host_pool, self.trace = host_pool, trace
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.num_preemptions = 0
+
+    # ── one step ──────────────────────────────────────────────────────────────────────────────────────
+
+    def schedule(self) -> Batch | None:
+        """Choose the next step's work and give it its blocks; None when there is none."""
+        if not self.running and not self.waiting:
+            return None
+        self._budget = self.max_num_batched_tokens
+        self._scheduled: dict[Request, int] = {}                   # request -> new tokens
+        self._copies: dict[Request, tuple[int, int]] = {}          # at most one a request
+        self._swap_out: list[tuple[int, int]] = []
+        self._swap_in: list[tuple[int, int]] = []
+        preemptions = self.num_preemptions
+        self._schedule_running()
+        if self.num_preemptions == preemptions:                    # who was just put out does not come back yet
+            self._admit_waiting()
+        return self._build_batch()
+
+    def _schedule_running(self) -> None:
+        chunks = []
+        block_size, scheduled = self.block_size, self._scheduled
+        for request in tuple(self.running):
+            if request.status is not Status.RUNNING:               # preempted a moment ago by an older one
+                continue
+            computed = request.num_computed_tokens
+            if len(request.token_ids) - computed > 1:
+                chunks.append(request)
+            elif self._budget == 0:
+                break
+            elif ((computed < len(request.block_table) * block_size and not request.may_share_tail)
+                    or self._make_room(request, 1)):
+                scheduled[request] = 1
+                self._budget -= 1
+        for request in chunks:
+            if request.status is Status.RUNNING and self._budget:
+                num_tokens = self._chunk(request)
+                if num_tokens:
+                    scheduled[request] = num_tokens
+                    self._budget -= num_tokens
+
+    def _chunk(self, request: Request) -> int:
+        """Blocks for the next chunk of a prompt, as long as budget and free blocks allow; 0 if preempted."""
+        remaining = min(len(request.token_ids) - request.num_computed_tokens, self._budget)
+        room = ((len(request.block_table) + self.pool.num_free()) * self.block_size
+                - request.num_computed_tokens)
+        if 0 < room < remaining and not request.may_share_tail:
+            remaining = room                                       # a shorter chunk rather than a preemption
+        return remaining if self._make_room(request, remaining) else 0
+
+    def _make_room(self, request: Request, num_tokens: int) -> bool:
+        """Give a running request writable blocks for its next num_tokens tokens.
+
+        Preempts the youngest running requests as far as needed. Returns False if that was the request itself.
+        """
+        first = request.num_computed_tokens // self.block_size     # the only block that can be shared and written
+        end = blocks_needed(request.num_computed_tokens + num_tokens, self.block_size)
+        while True:
+            table = request.block_table
+            copies = first < len(table) and self.pool.ref_cnt[table[first]] > 1
+            if end - len(table) + copies <= self.pool.num_free():
+                break
+            victim = self.running[-1]
+            self._preempt(victim)
+            if victim is request:
+                return False
+        if copies:
+            self._copies[request] = self.pool.copy_on_write(table, first)
+        if end > len(table):
+            table += self.pool.allocate(end - len(table))
+        return True
+
+    def _admit_waiting(self) -> None:
+        seats = self.max_num_seqs - sum(request.num_seats for request in self.running)
+        while self.waiting and self._budget and self.waiting[0].num_seats <= seats:
+            request = self.waiting[0]
+            if not (self._swap_back(request) if request.status is Status.SWAPPED else self._admit(request)):
+                break
+            self.waiting.pop(0)
+            insort(self.running, request, key=lambda r: r.order)
+            seats -= request.num_seats
+            self._transition(request, Status.RUNNING)
+
+    def _admit(self, request: Request) -> bool:
+        """Blocks for a waiting request's first chunk: cached ones, then new ones. False if too few are free."""
+        hits = []
+        if self.prefix_cache is not None:
+            hits, request.prefix = self.prefix_cache.match(request.token_ids, request.salt)
+        cached = len(hits) * self.block_size
+        num_tokens = min(len(request.token_ids) - cached, self._budget)
+        new = blocks_needed(cached + num_tokens, self.block_size) - len(hits)
+        # A hit that nobody holds is itself one of the free blocks: it cannot be handed out as well.
+        if new > self.pool.num_free() - sum(self.pool.ref_cnt[block] == 0 for block in hits):
+            return False
+        self.pool.share(hits)
+        request.block_table = hits + self.pool.allocate(new)
+        request.num_computed_tokens = cached
+        request.num_registered_blocks = len(hits)
+        if not request.completion.token_ids and not request.output.metrics.num_preemptions:
+            request.output.num_cached_tokens = cached
+        self._scheduled[request] = num_tokens
+        self._budget -= num_tokens
+        return True
+
+    def _swap_back(self, request: Request) -> bool:
+        """Blocks for a swapped request and its next tokens. False if too few are free."""
+        num_tokens = min(len(request.token_ids) - request.num_computed_tokens, self._budget)
+        blocks = self.pool.allocate(blocks_needed(request.num_computed_tokens + num_tokens, self.block_size))
+        if blocks is None:
+            return False
+        self._swap_in += zip(request.host_block_table, blocks)
+        self.host_pool.free(reversed(request.host_block_table))
+        request.block_table, request.host_block_table = blocks, []
+        if self.prefix_cache is not None:                          # its full blocks are registered again
+            request.prefix, request.num_registered_blocks = self.prefix_cache.root(request.salt), 0
+        self._scheduled[request] = num_tokens
+        self._budget -= num_tokens
+        return True
+
+    def _build_batch(self) -> Batch:
+        batch = Batch(requests=list(self._scheduled))
+        block_size = self.block_size
+        start = 0
+        for request, num_tokens in self._scheduled.items():
+            computed, table = request.num_computed_tokens, request.block_table
+            if num_tokens == 1:                                    # the common case, without a loop
+                batch.input_ids.append(request.token_ids[computed])
+                batch.positions.append(computed)
+                batch.slot_mapping.append(table[computed // block_size] * block_size + computed % block_size)
+            else:
+                positions = range(computed, computed + num_tokens)
+                batch.input_ids += request.token_ids[computed:computed + num_tokens]
+                batch.positions += positions
+                batch.slot_mapping += [table[p // block_size] * block_size + p % block_size for p in positions]
+            start += num_tokens
+            batch.query_start_loc.append(start)
+            batch.seq_lens.append(computed + num_tokens)
+            batch.block_tables.append(table)
+            batch.request_ids.append(request.request_id)
+        batch.block_copies = list(self._copies.values())
+        batch.swap_out, batch.swap_in = self._swap_out, self._swap_in
+        if self.trace.limit:
+            self._trace_batch(batch)
+        return batch
+
+    # ── after the step ────────────────────────────────────────────────────────────────────────────────
+
+    def mark_computed(self, request: Request, num_tokens: int) -> None:
+        """The K and V of the request's next num_tokens tokens are in the cache: register blocks now full."""
+        before = request.num_computed_tokens
+        request.num_computed_tokens = computed = before + num_tokens
+        if self.prefix_cache is not None and computed // self.block_size > request.num_registered_blocks:
+            size = self.block_size
+            for index in range(request.num_registered_blocks, computed // size):
+                tokens = request.token_ids[index * size:(index + 1) * size]
+                request.prefix = self.prefix_cache.register(request.prefix, tokens, request.block_table[index])
+            request.num_registered_blocks = computed // size
+
+    def add(self, request: Request) -> None:
+        """Queue a new request."""
+        insort(self.waiting, request, key=lambda r: r.order)
+        self._transition(request, Status.WAITING)
+
+    def fork(self, parent: Request, child: Request) -> None:
+        """Let child run over the parent's blocks, up to its last token, which it computes again for itself.
+
+        The child shares every block; the one it writes to is copied when its turn comes.
+        """
+        child.block_table = self.pool.fork(parent.block_table)
+        child.num_computed_tokens = len(child.token_ids) - 1
+        parent.may_share_tail = child.may_share_tail = True
+        if self.prefix_cache is not None:
+            child.prefix, child.num_registered_blocks = parent.prefix, parent.num_registered_blocks
+            while child.num_registered_blocks > child.num_computed_tokens // self.block_size:
+                child.prefix = child.prefix.parent
+                child.num_registered_blocks -= 1
+        insort(self.running, child, key=lambda r: r.order)
+        self._transition(child, Status.RUNNING)
+
+    def finish(self, request: Request) -> None:
+        """Take a request out, wherever it stands, and release every block it holds."""
+        (self.running if request.status is Status.RUNNING else self.waiting).remove(request)
+        self._release(request)
+        self._transition(request, Status.FINISHED)
+
+    def recompute_all(self) -> None:
+        """Put every request back to waiting with nothing computed: what a failed step leaves behind."""
+        for request in self.running + self.waiting:
+            self._release(request)
+            if request.status is not Status.WAITING:
+                self._transition(request, Status.WAITING)
+        self.waiting = sorted(self.running + self.waiting, key=lambda r: r.order)
+        self.running = []
+
+    # ── preemption ────────────────────────────────────────────────────────────────────────────────────
+
+    def _preempt(self, victim: Request) -> None:
+        """Take the blocks of the youngest running request; it waits again, in its old place in the order."""
+        self.running.remove(victim)
+        self._budget += self._scheduled.pop(victim, 0)
+        copy = self._copies.pop(victim, None)
+        self.num_preemptions += 1
+        victim.output.metrics.num_preemptions += 1
+        num_blocks = blocks_needed(victim.num_computed_tokens, self.block_size)
+        host = self.host_pool.allocate(num_blocks) if self.host_pool is not None else None
+        if host is not None:
+            blocks = victim.block_table[:num_blocks]
+            if copy is not None:                                   # the copy will not be made: read its source
+                blocks = [copy[0] if block == copy[1] else block for block in blocks]
+            self._swap_out += zip(blocks, host)
+            computed = victim.num_computed_tokens
+            self._release(victim)
+            victim.num_computed_tokens, victim.host_block_table = computed, host
+        else:
+            self._release(victim)
+        self._transition(victim, Status.WAITING if host is None else Status.SWAPPED)
+        insort(self.waiting, victim, key=lambda r: r.order)
+
+    def _release(self, request: Request) -> None:
+        """Give back all blocks, tails first, so that the head of a prefix is evicted last."""
+        self.pool.free(reversed(request.block_table))
+        if request.host_block_table:
+            self.host_pool.free(reversed(request.host_block_table))
+        request.block_table, request.host_block_table = [], []
+        request.num_computed_tokens = request.num_registered_blocks = 0
+        request.prefix, request.may_share_tail = None, False
+
+    # ── what a reader can see ─────────────────────────────────────────────────────────────────────────
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless blocks, tables and queues agree; run between steps."""
+        self.pool.check_integrity(request.block_table for request in self.running)
+        if self.host_pool is not None:
+            self.host_pool.check_integrity(request.host_block_table for request in self.waiting)
+        for request in self.waiting:
+            assert not request.block_table, f"{request} waits and holds blocks"
+        for queue in (self.waiting, self.running):
+            assert queue == sorted(queue, key=lambda r: r.order), "arrival order is lost"
+        assert sum(request.num_seats for request in self.running) <= self.max_num_seqs, "too many residents"
+        for request in self.running:
+            held = len(request.block_table) * self.block_size
+            assert request.num_computed_tokens <= min(held, len(request.token_ids)), f"{request} is impossible"
+
+    def _transition(self, request: Request, status: Status) -> None:
+        if self.trace.limit and (request.status is not status or status is Status.WAITING):
+            self.trace.emit("STATE_TRANSITION", request=request.request_id, before=request.status.value,
+                            after=status.value)
+        request.status = status
+
+    def _trace_batch(self, batch: Batch) -> None:
+        starts = batch.query_start_loc
+        decodes = [starts[i + 1] - starts[i] == 1 and batch.seq_lens[i] > request.num_prompt_tokens
+                   for i, request in enumerate(batch.requests)]
+        for phase in ("PREFILL", "DECODE"):
+            rows = [i for i, decode in enumerate(decodes) if decode == (phase == "DECODE")]
+            if not rows:
+                continue
+            tokens = [starts[i + 1] - starts[i] for i in rows]
+            self.trace.emit(f"SCHEDULE_{phase}", requests=[batch.request_ids[i] for i in rows], tokens=tokens,
+                            free=self.pool.num_free(), waiting=len(self.waiting))
+            slots = [slot for i in rows for slot in batch.slot_mapping[starts[i]:starts[i + 1]]]
+            lengths = [batch.seq_lens[i] for i in rows]
+            self.trace.emit(f"PREPARE_{phase}", seq_lens=lengths, num_slots=len(slots),
+                            first_slot=slots[0], last_slot=slots[-1],
+                            cu_seqlens_q=_running_sum(tokens), cu_seqlens_k=_running_sum(lengths))
+
+
+def _running_sum(values: Iterable[int]) -> list[int]:
+    sums = [0]
+    for value in values:
+        sums.append(sums[-1] + value)
+    return sums
