@@ -1,0 +1,187 @@
+"""What the chapters share: plot style, source listings, the check against SDPA, recorded data, figures.
+
+A colour means one thing in the whole book, in plots and in interactive figures (`COLORS`):
+
+    used      blue     holds tokens of one request; decode in a timeline
+    shared    violet   held by more than one request; tokens served from the prefix cache
+    free      grey     held by nobody
+    reserved  yellow   set aside for tokens that may still come
+    internal  orange   wasted inside a block or a reservation: no token will ever lie there
+    external  red      wasted between reservations: too small a hole for what waits; anything that is wrong
+    new       green    what this very step touches; prefill in a timeline
+
+The figures need no kernel and no library: data, style and script stand in the cell's output, so the rendered
+page, Jupyter and Colab show the same thing.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import json
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+
+from IPython.display import HTML, Markdown, display
+
+COLORS = {"used": "#2f81c7", "shared": "#8a63d2", "free": "#98a3ae", "reserved": "#d4a017",
+          "internal": "#e07b39", "external": "#c93c54", "new": "#1f9d78"}
+
+_INK = "#5f6b78"  # Text and axes of plots: readable on white as on near black.
+
+
+def style() -> None:
+    """Make matplotlib draw for this book: SVG, no background, the colours above in their order."""
+    import matplotlib
+    from cycler import cycler
+    from matplotlib_inline.backend_inline import set_matplotlib_formats
+
+    set_matplotlib_formats("svg")
+    matplotlib.rcParams.update({
+        "figure.figsize": (7.2, 3.4), "figure.facecolor": "none", "axes.facecolor": "none",
+        "figure.constrained_layout.use": True, "svg.hashsalt": "paged", "font.size": 10,
+        "text.color": _INK, "axes.labelcolor": _INK, "axes.edgecolor": _INK, "axes.titlecolor": _INK,
+        "xtick.color": _INK, "ytick.color": _INK, "axes.titlesize": 11, "axes.titlelocation": "left",
+        "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True,
+        "axes.grid": True, "axes.grid.axis": "y", "grid.color": COLORS["free"], "grid.alpha": 0.3,
+        "lines.linewidth": 2, "legend.frameon": False,
+        "axes.prop_cycle": cycler(color=[COLORS[name] for name in COLORS if name != "free"]),
+    })
+
+
+def source(*objects: Callable) -> None:
+    """Show the source of functions, methods or classes of the package, each with the file it stands in."""
+    for thing in objects:
+        lines, start = inspect.getsourcelines(thing)
+        path = "/".join(Path(inspect.getsourcefile(thing)).parts[-len(thing.__module__.split(".")):])
+        code = inspect.cleandoc("\n" + "".join(lines))
+        display(Markdown(f"`{path}`, from line {start}:\n\n```python\n{code}\n```"))
+
+
+def check(name: str, got, want, atol: float = 1e-5) -> None:
+    """Print in one line whether two tensors (or arrays, or numbers) agree; raise AssertionError if not.
+
+    The book calls it with the paged result as `got` and contiguous SDPA as `want`.
+    """
+    import torch
+
+    got, want = torch.as_tensor(got).detach().cpu().double(), torch.as_tensor(want).detach().cpu().double()
+    if got.shape != want.shape:
+        raise AssertionError(f"{name}: shapes {list(got.shape)} and {list(want.shape)} differ")
+    difference = (got - want).abs().max().item() if got.numel() else 0.0
+    verdict = f"{name}: largest difference {difference:.1e}, allowed {atol:.0e}"
+    if not difference <= atol:  # NaN, too, is a failure.
+        raise AssertionError(verdict)
+    print(f"✓ {verdict}")
+
+
+def table(rows: Sequence[Sequence], header: Sequence[str]) -> None:
+    """Show rows as a table; ints get thousands separators, floats four digits, columns of numbers align right."""
+    def text(value) -> str:
+        if isinstance(value, float):
+            return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+        return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+    numeric = [all(isinstance(row[i], (int, float)) for row in rows) for i in range(len(header))]
+    lines = [list(header), ["--:" if right else ":--" for right in numeric], *rows]
+    display(Markdown("\n".join("| " + " | ".join(text(cell).replace("|", "\\|") for cell in line) + " |"
+                               for line in lines)))
+
+
+def record(name: str) -> dict:
+    """A recorded measurement: book/data/<name>.json in a checkout, the copy in the package elsewhere.
+
+    Raises FileNotFoundError, with the names there are, for an unknown one.
+    """
+    package = Path(__file__).resolve().parent
+    folders = [package.parent / "book" / "data", package / "data"]
+    for path in (folder / f"{name}.json" for folder in folders):
+        if path.exists():
+            return json.loads(path.read_text(encoding="utf-8"))
+    names = sorted(path.stem for folder in folders for path in folder.glob("*.json"))
+    raise FileNotFoundError(f"no record {name!r}; there are {', '.join(names) or 'none'}")
+
+
+_figures = itertools.count(1)
+
+
+def _figure(kind: str, title: str, data: dict) -> None:
+    """Show paged/figures/<kind>.js over this data; the script there defines `figure(root, data)`."""
+    folder = files("paged") / "figures"
+    css, script = ((folder / name).read_text(encoding="utf-8") for name in ("figures.css", f"{kind}.js"))
+    palette = "".join(f"--{name}:{color};" for name, color in COLORS.items())
+    payload = json.dumps({"title": title, **data}, separators=(",", ":")).replace("<", "\\u003c")
+    # Unique in the page, and the same in every build.
+    root = f"paged-{kind}-{next(_figures)}-{zlib.crc32(payload.encode()):08x}"
+    display(HTML(f"""<div class="paged-figure" id="{root}" role="group" aria-label="{escape(title)}">
+<noscript>This figure needs JavaScript.</noscript></div>
+<style>.paged-figure{{{palette}}}
+{css}</style>
+<script>(function () {{
+{script}
+figure(document.getElementById("{root}"), {payload});
+}})();</script>"""))
+
+
+def explorer(title: str, compute: Callable[..., Mapping[str, Mapping[str, float]]],
+             controls: Mapping[str, Sequence[float]], series: Mapping[str, str], unit: str) -> None:
+    """Show stacked bars under sliders; everything is computed now, so that the page needs no kernel.
+
+    Args:
+        compute: called with one value of each control, in order; returns {bar: {series: amount}}, the same bars
+            every time.
+        controls: label of a slider -> the values it takes.
+        series: key of COLORS -> what it stands for, from the left of a bar to its right. The first is the useful
+            one: its share of the bar is printed beside it.
+        unit: of the amounts.
+    """
+    results = [compute(*values) for values in itertools.product(*controls.values())]
+    bars = list(results[0])
+    amounts = [[[result[bar].get(key, 0) for key in series] for bar in bars] for result in results]
+    _figure("explorer", title, {
+        "controls": [{"label": label, "values": list(values)} for label, values in controls.items()],
+        "series": [{"color": key, "label": label} for key, label in series.items()],
+        "bars": bars, "amounts": amounts, "unit": unit})
+
+
+class Film:
+    """A step-through of a block pool: frames are taken while the pool works, and played in the page.
+
+    Args:
+        pool: a BlockPool made with a Trace of its own: its events name the blocks that each frame highlights.
+        block_size: tokens a block.
+    """
+
+    def __init__(self, pool, block_size: int):
+        self.pool, self.block_size = pool, block_size
+        self.frames: list[dict] = []
+        self._seen = len(pool.trace.events)
+        self._contents: list[list[str]] = [[] for _ in range(pool.num_blocks)]
+
+    def shot(self, text: str, **requests: tuple[Sequence[int], Sequence[str]]) -> None:
+        """Take a frame: what happened, and for each request its block table and its tokens as text."""
+        events = self.pool.trace.events[self._seen:]
+        self._seen += len(events)
+        for event in events:
+            if event["event"] == "KV_BLOCK_ALLOCATE":
+                self._contents[event["block"]] = []
+        for blocks, tokens in requests.values():
+            for index, block in enumerate(blocks):
+                first = index * self.block_size
+                self._contents[block] = list(tokens[first:first + self.block_size]) or self._contents[block]
+        self.frames.append({
+            "text": text,
+            "events": ["  ".join([event["event"]] + [f"{key}={value}" for key, value in event.items()
+                                                     if key not in ("step", "event")]) for event in events],
+            "touched": sorted({event["block"] for event in events if "block" in event}),
+            "ref_cnt": list(self.pool.ref_cnt), "queue": self.pool.free_queue(),
+            "contents": [list(tokens) for tokens in self._contents],
+            "requests": {name: {"blocks": list(blocks), "tokens": len(tokens)}
+                         for name, (blocks, tokens) in requests.items()}})
+
+    def play(self, title: str) -> None:
+        """Show the frames, with buttons, a slider and the arrow keys to step through them."""
+        _figure("player", title, {"block_size": self.block_size, "frames": self.frames})

@@ -1,0 +1,26 @@
+"""Settings for all tests: few threads, a quiet hypothesis, and the skips of tests that need a machine's help."""
+
+import os
+
+# Before torch is imported anywhere. Two workers on two cores must not start four threads each.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("paged", deadline=None, derandomize=True, print_blob=True,
+                          suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("paged")
+
+
+def pytest_collection_modifyitems(items):
+    """Skip tests marked gpu where there is no CUDA device."""
+    if not any(item.get_closest_marker("gpu") for item in items):
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        skip = pytest.mark.skip(reason="needs a CUDA device")
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(skip)
