@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import random
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from paged.block_pool import BlockPool
 from paged.prefix_cache import PrefixCache
-from paged.request import CompletionOutput, Request, RequestMetrics, RequestOutput, Status
+from paged.request import PENDING, CompletionOutput, Request, RequestMetrics, RequestOutput, Status
 from paged.sampling import SamplingParams
 from paged.scheduler import Batch, Scheduler
 from paged.slots import blocks_needed
@@ -64,7 +65,9 @@ class Engine:
     Args:
         config: sizes and policies.
         runner: has `execute(batch) -> list[int]`, one token a request of the batch; the token of a request
-            whose prompt is not yet computed is ignored.
+            whose prompt is not yet computed is ignored. A runner that can work while the CPU schedules has
+            `launch(batch) -> handle` and `collect(handle) -> list[int]` instead; an input id of PENDING is the
+            token that the request's launch before this one has sampled.
         tokenizer: has `decode`; needed for text and stop strings only.
         eos_token_ids: tokens that end a request unless it says ignore_eos.
         vocab_size: prompts with other token ids are refused; None accepts any.
@@ -75,6 +78,9 @@ class Engine:
                  vocab_size: int | None = None, trace: Trace = NO_TRACE):
         self.config, self.runner, self.tokenizer = config, runner, tokenizer
         self.eos_token_ids, self.vocab_size, self.trace = frozenset(eos_token_ids), vocab_size, trace
+        self._runs_ahead = hasattr(runner, "launch")
+        self._launch, self._collect = ((runner.launch, runner.collect) if self._runs_ahead
+                                       else (runner.execute, lambda tokens: tokens))
         self._num_added = 0
         self._random = random.Random(config.seed)
         self._build()
@@ -89,6 +95,8 @@ class Engine:
         self.scheduler = Scheduler(self.block_pool, config.block_size, self.prefix_cache, config.max_num_seqs,
                                    config.max_num_batched_tokens, host_pool, self.trace)
         self._groups: dict[str, list[Request]] = {}        # unfinished requests of each request id
+        self._in_flight: deque[tuple[Batch, object]] = deque()
+        self._num_in_step = 0                              # unfinished requests that cannot be run ahead
 
     # ── requests ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -126,6 +134,7 @@ class Engine:
             group.append(Request(name, (order, index), list(prompt), params, output, completion,
                                  base_seed + index, salt, stop_token_ids, self._detokenizer(params)))
         self._groups[request_id] = group
+        self._num_in_step += _needs_every_token(params)
         self.scheduler.add(group[0])                       # the others fork from it once the prompt is computed
         return request_id
 
@@ -144,6 +153,7 @@ class Engine:
 
     def reset(self) -> None:
         """Drop every request, whatever state an interruption left behind; the prefix cache survives if it can."""
+        self._in_flight.clear()
         try:
             for request_id in list(self._groups):
                 self.abort(request_id)
@@ -157,40 +167,55 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Advance by one step; returns the requests that advanced or ended, each alive and up to date.
 
+        A runner with `launch` and `collect` is kept one step ahead: this step is launched before the tokens of
+        the one before are read, and what is returned is the step before.
+
         If the runner fails, its exception passes through, and every unfinished request goes back to waiting
         with nothing computed: the engine can go on, or the requests be aborted.
         """
         self.trace.step += 1
-        batch = self.scheduler.schedule()
-        if batch is None:
-            return []
+        outputs: dict[str, RequestOutput] = {}
         try:
-            tokens = self.runner.execute(batch)
-            if len(tokens) != len(batch.requests):
-                raise ValueError(f"the runner returned {len(tokens)} tokens for {len(batch.requests)} requests")
+            batch = self.scheduler.schedule()
+            if batch is not None:
+                self._in_flight.append((batch, self._launch(batch)))
+                self.scheduler.advance(batch)
+            ahead = int(batch is not None and self._runs_ahead and not self._num_in_step)
+            while len(self._in_flight) > ahead:
+                batch, handle = self._in_flight.popleft()
+                tokens = self._collect(handle)
+                if len(tokens) != len(batch.requests):
+                    raise ValueError(f"the runner returned {len(tokens)} tokens for {len(batch.requests)} requests")
+                self._update(batch, tokens, outputs)
         except BaseException:
+            self._in_flight.clear()
             self.scheduler.recompute_all()
             raise
-        return self._update(batch, tokens)
+        if not self._groups:                               # a step run ahead for requests that have just ended
+            self._in_flight.clear()
+        return list(outputs.values())
 
-    def _update(self, batch: Batch, tokens: Sequence[int]) -> list[RequestOutput]:
-        """Enter what a step computed: tokens, full blocks, forks, ends."""
+    def _update(self, batch: Batch, tokens: Sequence[int], outputs: dict[str, RequestOutput]) -> None:
+        """Enter what a step computed: full blocks, tokens, forks, ends."""
         now = time.perf_counter()
-        outputs: dict[str, RequestOutput] = {}
-        mark_computed = self.scheduler.mark_computed
-        starts = batch.query_start_loc
         for row, request in enumerate(batch.requests):
-            mark_computed(request, starts[row + 1] - starts[row])
+            if request.status is Status.FINISHED:          # ended after this step was launched
+                continue
             outputs[request.output.request_id] = request.output
-            if request.num_computed_tokens < len(request.token_ids):
+            computed, token_ids = batch.seq_lens[row], request.token_ids
+            if request.status is Status.RUNNING:           # else preempted since, and its blocks are gone
+                self.scheduler.register_computed(request, computed)
+            token = tokens[row]
+            if computed == len(token_ids):
+                token_ids.append(token)
+            elif token_ids[computed] == PENDING:
+                token_ids[computed] = token
+            else:
                 continue                                   # in the middle of its prompt: no token yet
             if request.num_seats > 1:
                 self._fork_completions(request)
-            token = tokens[row]
-            request.token_ids.append(token)
-            completion = request.completion
+            completion, metrics = request.completion, request.output.metrics
             completion.token_ids.append(token)
-            metrics = request.output.metrics
             metrics.num_output_tokens += 1
             if metrics.first_token_time is None:
                 metrics.first_token_time = now
@@ -199,7 +224,6 @@ class Engine:
             reason = self._finish_reason(request, token)
             if reason is not None:
                 self._finish(request, reason)
-        return list(outputs.values())
 
     def _finish_reason(self, request: Request, token: int) -> str | None:
         """Why the request ends with this token, or None; also brings its text up to date."""
@@ -208,13 +232,13 @@ class Engine:
             completion = request.completion
             completion.new_text = "" if stopped else request.detokenizer.push(token)
             stopped = stopped or request.detokenizer.stopped
-            at_end = stopped or len(request.token_ids) >= request.max_num_tokens
+            at_end = stopped or len(completion.token_ids) == request.params.max_tokens
             if at_end and not request.detokenizer.stopped:
                 completion.new_text += request.detokenizer.finish()
             completion.text += completion.new_text
         if stopped:
             return "stop"
-        return "length" if len(request.token_ids) >= request.max_num_tokens else None
+        return "length" if len(request.completion.token_ids) == request.params.max_tokens else None
 
     def _fork_completions(self, parent: Request) -> None:
         """The prompt is computed: let the other completions run over its blocks."""
@@ -232,6 +256,7 @@ class Engine:
             self.scheduler.finish(request)
         if not group:
             del self._groups[request.output.request_id]
+            self._num_in_step -= _needs_every_token(request.params)
             request.output.finished = True
             request.output.metrics.finish_time = time.perf_counter()
 
@@ -281,3 +306,8 @@ class Engine:
             return None
         from paged.detokenizer import Detokenizer
         return Detokenizer(self.tokenizer, params.stop_strings)
+
+
+def _needs_every_token(params: SamplingParams) -> bool:
+    """Whether a request's next step depends on its earlier tokens being known on the CPU."""
+    return params.n > 1 or params.repetition_penalty != 1

@@ -8,6 +8,10 @@ from enum import Enum
 from paged.sampling import SamplingParams
 
 
+PENDING = -1
+"""Stands in Request.token_ids for a token that is being computed: the step that reads it takes it from the GPU."""
+
+
 class Status(str, Enum):
     """Where a request stands. WAITING and SWAPPED hold no blocks of the pool, RUNNING does."""
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from paged.block_pool import BlockPool
 from paged.prefix_cache import PrefixCache
-from paged.request import Request, Status
+from paged.request import PENDING, Request, Status
 from paged.slots import blocks_needed
 from paged.trace import NO_TRACE, Trace
 
@@ -78,8 +78,6 @@ class Scheduler:
 
     def schedule(self) -> Batch | None:
         """Choose the next step's work and give it its blocks; None when there is none."""
-        if not self.running and not self.waiting:
-            return None
         self._budget = self.max_num_batched_tokens
         self._scheduled: dict[Request, int] = {}                   # request -> new tokens
         self._copies: dict[Request, tuple[int, int]] = {}          # at most one a request
@@ -89,7 +87,7 @@ class Scheduler:
         self._schedule_running()
         if self.num_preemptions == preemptions:                    # who was just put out does not come back yet
             self._admit_waiting()
-        return self._build_batch()
+        return self._build_batch() if self._scheduled or self._swap_out else None
 
     def _schedule_running(self) -> None:
         chunks = []
@@ -98,8 +96,11 @@ class Scheduler:
             if request.status is not Status.RUNNING:               # preempted a moment ago by an older one
                 continue
             computed = request.num_computed_tokens
-            if len(request.token_ids) - computed > 1:
+            remaining = len(request.token_ids) - computed
+            if remaining > 1:
                 chunks.append(request)
+            elif remaining == 0:                                   # its last token is on its way
+                continue
             elif self._budget == 0:
                 break
             elif ((computed < len(request.block_table) * block_size and not request.may_share_tail)
@@ -219,16 +220,26 @@ class Scheduler:
 
     # ── after the step ────────────────────────────────────────────────────────────────────────────────
 
-    def mark_computed(self, request: Request, num_tokens: int) -> None:
-        """The K and V of the request's next num_tokens tokens are in the cache: register blocks now full."""
-        before = request.num_computed_tokens
-        request.num_computed_tokens = computed = before + num_tokens
-        if self.prefix_cache is not None and computed // self.block_size > request.num_registered_blocks:
-            size = self.block_size
-            for index in range(request.num_registered_blocks, computed // size):
-                tokens = request.token_ids[index * size:(index + 1) * size]
-                request.prefix = self.prefix_cache.register(request.prefix, tokens, request.block_table[index])
-            request.num_registered_blocks = computed // size
+    def advance(self, batch: Batch) -> None:
+        """The batch is on its way: from here on its tokens count as computed, and each next token is PENDING.
+
+        So the next step can be scheduled before this one's tokens are known. A request whose last token is
+        pending has nothing left to schedule.
+        """
+        for request, computed in zip(batch.requests, batch.seq_lens):
+            request.num_computed_tokens = computed
+            if computed == len(request.token_ids) < request.max_num_tokens - 1:
+                request.token_ids.append(PENDING)
+
+    def register_computed(self, request: Request, num_computed_tokens: int) -> None:
+        """The K and V of so many tokens are in the cache: register the blocks that they fill."""
+        size = self.block_size
+        if self.prefix_cache is None or num_computed_tokens // size <= request.num_registered_blocks:
+            return
+        for index in range(request.num_registered_blocks, num_computed_tokens // size):
+            tokens = request.token_ids[index * size:(index + 1) * size]
+            request.prefix = self.prefix_cache.register(request.prefix, tokens, request.block_table[index])
+        request.num_registered_blocks = num_computed_tokens // size
 
     def add(self, request: Request) -> None:
         """Queue a new request."""
@@ -261,6 +272,8 @@ class Scheduler:
         """Put every request back to waiting with nothing computed: what a failed step leaves behind."""
         for request in self.running + self.waiting:
             self._release(request)
+            while request.token_ids[-1] == PENDING:
+                request.token_ids.pop()
             if request.status is not Status.WAITING:
                 self._transition(request, Status.WAITING)
         self.waiting = sorted(self.running + self.waiting, key=lambda r: r.order)
