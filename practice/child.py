@@ -1,0 +1,114 @@
+"""The process in which answers run: `python child.py ORDERS`, started by `sandbox.py`.
+
+ORDERS is the path of a JSON file: {"kind", "memory_mb", "seconds", "starter", "statement", "tests",
+"answers": [paths], "faults": path}. Every event of `runner.judge` leaves as one JSON line on standard output;
+what the answer itself writes to the file descriptor of standard output goes nowhere. A crash in C, or a case
+that is about to use up its seconds, leaves its traceback in the file "faults".
+"""
+
+import faulthandler
+import io
+import json
+import os
+import sys
+import tokenize
+
+import runner
+
+
+def main(orders_path):
+    with open(orders_path, encoding="utf-8") as file:
+        orders = json.load(file)
+    events = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+
+    def send(event):
+        events.write(json.dumps(event) + "\n")
+        events.flush()
+
+    faults = open(orders["faults"], "w", encoding="utf-8")
+    faulthandler.enable(faults)
+    _prepare(orders["kind"])
+    _limit_memory(orders["kind"], orders["memory_mb"])
+    sys.path.pop(0)                                  # an answer that says `import runner` gets no judge
+    for path in orders["answers"]:
+        send({"event": "answer", "answer": path})
+        _watch(faults, orders["seconds"])
+        try:
+            source = read_source(path)
+        except (OSError, SyntaxError, UnicodeDecodeError) as error:
+            send({"event": "problem", "sentence": str(error), "trace": [], "printed": ""})
+            continue
+        for event in runner.judge(source, path, orders["starter"], orders["statement"], orders["tests"]):
+            if event["event"] == "case":
+                _watch(faults, orders["seconds"])
+            send(event)
+    send({"event": "end"})
+    events.flush()
+    os._exit(0)              # not through the threads and exit handlers that an answer may have left behind
+
+
+def _watch(faults, seconds):
+    """Shortly before the parent loses patience, write down where the answer is."""
+    faults.seek(0)
+    faults.truncate()
+    faulthandler.dump_traceback_later(0.8 * seconds, file=faults)
+
+
+def read_source(path):
+    """The text of a Python file. Raises SyntaxError with a sentence for a file in an unreadable encoding."""
+    with open(path, "rb") as file:
+        data = file.read()
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise SyntaxError("the file is saved as UTF-16: save it as UTF-8")
+    if b"\0" in data:
+        raise SyntaxError("the file is not text (it holds zero bytes): save it as UTF-8")
+    encoding = "utf-8"
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+    except SyntaxError as error:
+        if "unknown encoding" in str(error):
+            raise SyntaxError(f"Python does not know the encoding that the file declares: {error}") from None
+    try:
+        return data.decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        line = data[:error.start].count(b"\n") + 1
+        raise SyntaxError(f"the file is not {error.encoding.upper()}: line {line} has the byte "
+                          f"0x{data[error.start]:02x}. Save it as UTF-8") from None
+
+
+def _prepare(kind):
+    """Import the heavy libraries before the clock of the first case starts, and choose Triton's interpreter."""
+    if kind == "python":
+        return
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    import torch
+
+    torch.set_num_threads(1)
+    if kind == "triton":
+        if not torch.cuda.is_available():
+            os.environ["TRITON_INTERPRET"] = "1"     # must be set before the import
+        import triton  # noqa: F401
+
+
+def _limit_memory(kind, megabytes):
+    """Cap the memory of this process, where the system can (Linux; not macOS and Windows)."""
+    try:
+        import resource
+    except ImportError:
+        return
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if not sys.platform.startswith("linux"):
+        return                                       # macOS accepts the limits and does not enforce them
+    # Address space counts what is merely reserved, and PyTorch reserves much: there, count private data.
+    limit = resource.RLIMIT_AS if kind == "python" else resource.RLIMIT_DATA
+    hard = resource.getrlimit(limit)[1]
+    size = megabytes << 20
+    if hard != resource.RLIM_INFINITY:
+        size = min(size, hard)
+    resource.setrlimit(limit, (size, hard))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

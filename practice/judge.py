@@ -1,0 +1,346 @@
+"""The judge of the exercises.
+
+    python practice/judge.py                  what you have solved, and what to do next
+    python practice/judge.py list             all exercises
+    python practice/judge.py start slots      read an exercise, and get a file to write in
+    python practice/judge.py run slots        judge your answer (a name, a number or a file)
+    python practice/judge.py slots            the same
+    python practice/judge.py all              judge everything you have started
+    python practice/judge.py watch            judge again on every save
+    python practice/judge.py hint slots       one more hint
+    python practice/judge.py solution slots   the solution, and why it works
+    python practice/judge.py reset slots      begin again; your old answer is kept beside it
+    python practice/judge.py doctor           which exercises can run on this machine, and why others cannot
+    python practice/judge.py grade triton_store    how fast a kernel is, on a GPU
+    python practice/judge.py export FILE, import FILE    carry answers to and from the pages of the book
+    python practice/judge.py check            for maintainers: solutions pass, starters and wrong answers fail
+
+Exit status: 0 when all went well, 1 when an answer fails, 2 when the command cannot be carried out.
+"""
+
+import argparse
+import builtins
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+if str(HERE.parent) not in sys.path:
+    sys.path.insert(0, str(HERE.parent))
+
+from practice import portable, report, runner, sandbox  # noqa: E402
+from practice.catalog import KINDS, Answers, find, load_exercises  # noqa: E402
+
+
+class Refused(Exception):
+    """A command that cannot be carried out; the text says why and what to do instead."""
+
+
+class Judge:
+    """The commands, over one folder of answers. Each returns (exit status, data for --json)."""
+
+    def __init__(self, answers, say, seconds=None):
+        self.exercises = load_exercises()
+        self.answers = Answers(answers)
+        self.say = say
+        self.seconds = seconds
+
+    def _find(self, word):
+        try:
+            return find(self.exercises, word)
+        except LookupError as error:
+            raise Refused(str(error)) from None
+
+    def _latest(self):
+        """The exercise whose answer was saved last, else the next one."""
+        started = [e for e in self.exercises if self.answers.exists(e)]
+        if started:
+            return max(started, key=lambda e: self.answers.path(e).stat().st_mtime)
+        return self._next() or self.exercises[0]
+
+    def _next(self):
+        solved = self.answers.progress()["solved"]
+        return next((e for e in self.exercises if e.name not in solved), None)
+
+    def _state(self, exercise, progress):
+        if exercise.name in progress["solved"]:
+            return "solved"
+        return "started" if self.answers.exists(exercise) else "open"
+
+    def _rows(self):
+        progress = self.answers.progress()
+        return [{"number": e.number, "name": e.name, "title": e.title, "kind": e.kind, "difficulty": e.level,
+                 "minutes": e.minutes, "chapter": e.chapter, "state": self._state(e, progress)}
+                for e in self.exercises]
+
+    def progress(self):
+        rows, following = self._rows(), self._next()
+        self.say(report.progress(rows, following and following.name))
+        return 0, {"solved": sum(row["state"] == "solved" for row in rows), "of": len(rows),
+                   "next": following and following.name, "exercises": rows}
+
+    def list(self):
+        rows = self._rows()
+        self.say(report.table(rows))
+        return 0, {"exercises": rows}
+
+    def start(self, word):
+        exercise = self._find(word) if word else self._next() or self.exercises[0]
+        new = self.answers.start(exercise)
+        path = self.answers.path(exercise)
+        self.say(report.statement(exercise, path, new))
+        return 0, {"exercise": exercise.name, "file": str(path), "new": new}
+
+    def run(self, word):
+        """Judge one answer. A path judges that file; a name or number, the file in the folder of answers."""
+        exercise = self._find(word) if word else self._latest()
+        path = self.answers.path(exercise)
+        if word and word.endswith(".py"):
+            path = Path(word)
+            if not path.is_file():
+                raise Refused(f"there is no file {word}")
+        elif self.answers.start(exercise):
+            self.say(f"You had no answer yet: the starter is now in {report.shorten(path)}.\n")
+        return self._judge(exercise, path)
+
+    def _judge(self, exercise, path):
+        if why_not := sandbox.why_not(exercise.kind):
+            raise Refused(f"{exercise.name} cannot run here: {why_not}")
+        result = sandbox.run_answers(exercise, [path.resolve()], self.seconds)[0]
+        self.say(report.result(exercise, path, result))
+        if result["passed"] and path.resolve().parent == self.answers.folder.resolve():
+            self.answers.record(exercise, solved=True)
+        if result["passed"]:
+            following = self._next()
+            self.say(report.success(exercise, following))
+        return (0 if result["passed"] else 1), {"exercise": exercise.name, "file": str(path), **result}
+
+    def all(self):
+        """Judge every answer that was started; 0 only when every exercise that can run here is solved."""
+        kinds = {kind: sandbox.why_not(kind) for kind in KINDS}
+        started = [e for e in self.exercises if self.answers.exists(e) and not kinds[e.kind]]
+        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as threads:
+            results = dict(zip((e.name for e in started), threads.map(
+                lambda e: sandbox.run_answers(e, [self.answers.path(e).resolve()], self.seconds)[0], started)))
+        rows = []
+        for exercise in self.exercises:
+            result = results.get(exercise.name)
+            if result and result["passed"]:
+                self.answers.record(exercise, solved=True)
+            state = "not started"
+            if kinds[exercise.kind]:
+                state = "cannot run here"
+            elif result:
+                state = "passes" if result["passed"] else "fails"
+            rows.append({"exercise": exercise.name, "number": exercise.number, "state": state, **(result or {})})
+        self.say(report.everything(rows))
+        done = all(row["state"] in ("passes", "cannot run here") for row in rows)
+        return (0 if done else 1), {"passed": done, "results": rows}
+
+    def watch(self, word):
+        """Judge again whenever an answer is saved, until Ctrl-C."""
+        if word:
+            self.answers.start(self._find(word))
+        elif not any(self.answers.exists(e) for e in self.exercises):
+            self.answers.start(self._latest())
+        watched = [self._find(word)] if word else self.exercises
+        times = {}
+
+        def saved():
+            found = []
+            for exercise in watched:
+                path = self.answers.path(exercise)
+                changed = path.stat().st_mtime_ns if path.exists() else None
+                if changed != times.get(exercise.name) and changed is not None:
+                    found.append(exercise)
+                times[exercise.name] = changed
+            return found
+
+        first = saved()
+        current = [self._find(word)] if word else [self._latest()] if first else []
+        self.say(f"Watching {report.shorten(self.answers.folder)}. Ctrl-C ends.\n")
+        try:
+            while True:
+                for exercise in current:
+                    self.say(report.rule(exercise))
+                    try:
+                        self._judge(exercise, self.answers.path(exercise))
+                    except Refused as error:
+                        self.say(str(error))
+                time.sleep(0.3)
+                current = saved()
+        except KeyboardInterrupt:
+            self.say("")
+        return 0, {}
+
+    def hint(self, word, number):
+        exercise = self._find(word) if word else self._latest()
+        hints = exercise.hints
+        seen = self.answers.progress()["hints"].get(exercise.name, 0)
+        number = number or min(seen + 1, len(hints))
+        if not 1 <= number <= len(hints):
+            raise Refused(f"{exercise.name} has {len(hints)} hints, number {number} is not among them")
+        self.answers.record(exercise, hints=number)
+        self.say(report.hint(exercise, hints[number - 1], number, len(hints)))
+        return 0, {"exercise": exercise.name, "number": number, "of": len(hints), "hint": hints[number - 1]}
+
+    def solution(self, word):
+        exercise = self._find(word) if word else self._latest()
+        self.say(report.solution(exercise))
+        return 0, {"exercise": exercise.name, "solution": exercise.solution, "explanation": exercise.explanation}
+
+    def reset(self, word):
+        exercise = self._find(word)
+        kept = self.answers.set_aside(exercise) if self.answers.exists(exercise) else None
+        self.answers.start(exercise)
+        path = self.answers.path(exercise)
+        self.say(f"{report.shorten(path)} is the starter again."
+                 + (f" Your answer is kept in {report.shorten(kept)}." if kept else ""))
+        return 0, {"exercise": exercise.name, "file": str(path), "kept": kept and str(kept)}
+
+    def doctor(self):
+        found = sandbox.machine()
+        counts = {kind: sum(e.kind == kind for e in self.exercises) for kind in KINDS}
+        kinds = {kind: {"exercises": counts[kind], "runs": sandbox.why_not(kind) is None,
+                        "why_not": sandbox.why_not(kind)} for kind in KINDS}
+        self.say(report.doctor(found, kinds, self.answers.folder))
+        return 0, {"machine": found, "kinds": kinds}
+
+    def check(self, words):
+        """Hold the exercises to their rules. With names, those only."""
+        chosen = [self._find(word) for word in words] or self.exercises
+        chosen = [e for e in chosen if not sandbox.why_not(e.kind)]
+        began = time.monotonic()
+        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as threads:
+            faults = dict(zip((e.name for e in chosen), threads.map(faults_of, chosen)))
+        skipped = len(words or self.exercises) - len(chosen)
+        self.say(report.check(faults, skipped, time.monotonic() - began))
+        bad = any(faults.values())
+        return (1 if bad else 0), {"passed": not bad, "skipped": skipped, "faults": faults}
+
+    def export(self, path):
+        count = portable.export_answers(self.answers, self.exercises, Path(path))
+        self.say(f"{path} holds {count} answers: import it on the progress page of the book.")
+        return 0, {"file": path, "answers": count}
+
+    def bring(self, path, replace):
+        try:
+            done = portable.import_answers(self.answers, self.exercises, Path(path), replace)
+        except (OSError, ValueError) as error:
+            raise Refused(f"{path} cannot be imported: {error}") from None
+        self.say(report.imported(done))
+        return 0, done
+
+    def grade(self, word, path):
+        from practice import perf
+
+        exercise = self._find(word)
+        if why_not := perf.why_not(exercise):
+            raise Refused(why_not)
+        path = Path(path) if path else self.answers.path(exercise)
+        if not path.is_file():
+            raise Refused(f"there is no file {path}: `start {exercise.name}` makes one")
+        passed, _ = self._judge(exercise, path)
+        if passed != 0:
+            raise Refused("a kernel must be right before it is timed")
+        grade = subprocess.run([sys.executable, str(HERE / "perf.py"), exercise.name, str(path.resolve())],
+                               capture_output=True, text=True, encoding="utf-8")
+        if grade.returncode != 0:
+            raise Refused((grade.stderr.strip().splitlines() or ["the measurement failed"])[-1])
+        data = json.loads(grade.stdout.splitlines()[-1])
+        self.say(report.grade(data))
+        return (1 if data["refused"] else 0), data
+
+
+def faults_of(exercise):
+    """What is wrong with an exercise itself, as sentences."""
+    faults = []
+    if len(exercise.hints) != 3:
+        faults.append(f"has {len(exercise.hints)} hints, not 3")
+    if len(exercise.wrong) < 3:
+        faults.append(f"has {len(exercise.wrong)} wrong answers, not 3 or more")
+    if not runner.examples(exercise.statement):
+        faults.append("has a statement without an example that can be run")
+    if exercise.kind not in KINDS or exercise.difficulty not in (1, 2, 3) or not 5 <= exercise.minutes <= 40:
+        faults.append("has a meta.json out of bounds")
+    files = [exercise.folder / "solution.py", exercise.folder / "starter.py", *exercise.wrong]
+    solution, *others = sandbox.run_answers(exercise, files)
+    if not solution["passed"]:
+        faults.append(f"solution.py fails: {report.first_failure(solution)}")
+    for path, result in zip(files[1:], others):
+        if result["passed"]:
+            faults.append(f"{path.name} passes")
+        elif result["problem"]:
+            faults.append(f"{path.name} cannot be run: {result['problem']['sentence']}")
+    return faults
+
+
+def parse(arguments):
+    """The options of the command line. An exercise alone means `run`, nothing at all `progress`."""
+    common = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    common.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    common.add_argument("--answers", default=str(HERE / "answers"), metavar="FOLDER",
+                        help="where your answers live (default: practice/answers)")
+    common.add_argument("--seconds", type=float, help="time limit of a case, instead of the default")
+    options, rest = common.parse_known_args(arguments)
+
+    parser = argparse.ArgumentParser(prog="judge.py", description=__doc__, parents=[common], allow_abbrev=False,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name in ("progress", "list", "all", "doctor"):
+        commands.add_parser(name)
+    for name in ("start", "run", "watch", "hint", "solution"):
+        commands.add_parser(name).add_argument("exercise", nargs="?")
+    commands.choices["hint"].add_argument("number", nargs="?", type=int)
+    commands.add_parser("reset").add_argument("exercise")
+    commands.add_parser("check").add_argument("exercise", nargs="*")
+    commands.add_parser("grade").add_argument("exercise")
+    commands.choices["grade"].add_argument("file", nargs="?")
+    commands.add_parser("export").add_argument("file")
+    commands.add_parser("import").add_argument("file")
+    commands.choices["import"].add_argument("--replace", action="store_true",
+                                            help="put imported answers in the place of different ones")
+    if not rest:
+        rest = ["progress"]
+    elif not rest[0].startswith("-") and rest[0] not in commands.choices:
+        rest = ["run", *rest]
+    parser.parse_args(rest, options)
+    return options
+
+
+def main(arguments=None):
+    if hasattr(sys.stdout, "reconfigure"):           # a redirected stream on Windows cannot print ✓ otherwise
+        sys.stdout.reconfigure(encoding="utf-8", errors="replace")
+    options = parse(sys.argv[1:] if arguments is None else list(arguments))
+    judge = Judge(options.answers, (lambda text: None) if options.json else print, options.seconds)
+    word = getattr(options, "exercise", None)
+    try:
+        if options.command in ("progress", "list", "all", "doctor"):
+            status, data = getattr(judge, options.command)()
+        elif options.command == "hint":
+            status, data = judge.hint(word, options.number)
+        elif options.command == "import":
+            status, data = judge.bring(options.file, options.replace)
+        elif options.command == "export":
+            status, data = judge.export(options.file)
+        elif options.command == "grade":
+            status, data = judge.grade(word, options.file)
+        else:
+            status, data = getattr(judge, options.command)(word)
+    except Refused as error:
+        status, data = 2, {"error": str(error)}
+        if not options.json:
+            print(f"judge: {error}", file=sys.stderr)
+    if options.json:
+        print(json.dumps(data, indent=1, ensure_ascii=False))
+    return status
+
+
+if __name__ == "__main__":
+    outcome = main()
+    if not hasattr(builtins, "get_ipython"):         # under %run, SystemExit would print a warning each time
+        sys.exit(outcome)
