@@ -1,0 +1,71 @@
+"""The project's own Triton kernels as an attention backend: which kernel serves which request.
+
+    exactly one query    decode kernel: context split over the card, query heads share the loads
+    more than one        prefill kernel: query rows share the loads, causal mask on the diagonal
+
+A mixed batch launches both; each passes over the other's requests, by looking at the lengths on the GPU, so that
+nothing waits for the CPU. A caller that knows the longest query saves the launch that would find nothing to do.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import torch
+
+HEAD_DIMS = range(1, 257)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def why_not(q: torch.Tensor, k_cache: torch.Tensor) -> str | None:
+    """None when these kernels can serve q and this cache here, else one sentence saying why not."""
+    if importlib.util.find_spec("triton") is None:
+        return "the triton package is not installed (it comes with PyTorch for CUDA on Linux)"
+    if q.dtype not in DTYPES or k_cache.dtype != q.dtype:
+        return f"q is {q.dtype} and the cache {k_cache.dtype}; the kernels take one of {DTYPES} for both"
+    if q.shape[-1] not in HEAD_DIMS:
+        return f"head_dim is {q.shape[-1]}; the kernels take up to {HEAD_DIMS[-1]}"
+    if not q.is_cuda:
+        if os.environ.get("TRITON_INTERPRET") != "1":
+            return "q is on the CPU: set TRITON_INTERPRET=1 before Python starts, and the kernels run there, slowly"
+        if q.dtype == torch.bfloat16:
+            return "Triton's interpreter multiplies bfloat16 matrices wrongly: use float32 or float16 there"
+    return None
+
+
+def run(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_tables, seq_lens, query_start_loc,
+        scale: float, max_query_len: int | None = None) -> torch.Tensor:
+    """Paged attention of every request; see `paged_attention` for the shapes.
+
+    max_query_len: the longest query of the batch where the caller knows it; 1 makes the step a pure decode.
+    """
+    from paged.attention.triton_decode import decode
+    from paged.attention.triton_prefill import prefill
+
+    if not isinstance(query_start_loc, torch.Tensor):
+        max_query_len = max((b - a for a, b in zip(query_start_loc, query_start_loc[1:])), default=0)
+    block_tables = padded(block_tables, q.device)
+    seq_lens, query_start_loc = on_device(seq_lens, q.device), on_device(query_start_loc, q.device)
+    if q.stride(-1) != 1:
+        q = q.contiguous()
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if len(q) == 0:
+        return out
+    decode(q, k_cache, v_cache, block_tables, seq_lens, query_start_loc, scale, out)
+    if max_query_len != 1:
+        prefill(q, k_cache, v_cache, block_tables, seq_lens, query_start_loc, scale, out, min_queries=2)
+    return out
+
+
+def on_device(values, device: torch.device) -> torch.Tensor:
+    """Integers as an int32 tensor on the device; a tensor that is there already comes back as it is."""
+    return torch.as_tensor(values, dtype=torch.int32, device=device)
+
+
+def padded(block_tables, device: torch.device) -> torch.Tensor:
+    """Ragged block tables as one int32 tensor [requests, max_blocks]; what a table lacks is never looked at."""
+    if isinstance(block_tables, torch.Tensor):
+        return on_device(block_tables, device)
+    width = max((len(table) for table in block_tables), default=0)
+    return on_device([list(table) + [0] * (width - len(table)) for table in block_tables], device)
