@@ -1,0 +1,205 @@
+"""One decoder for Llama, Qwen2, Qwen2.5 and Qwen3, for inference only.
+
+It turns token ids and positions into hidden states. The tokens of all requests of a step lie one after
+another, with no batch dimension and no padding. Which tokens may see which others is none of its
+business: at each layer it hands Q, K and V to `attend`, and whoever runs the model decides what that
+means (a paged cache in the engine, plain SDPA in a test). Nothing here knows of blocks or slots.
+
+    ids [N] -> embed -> [ norm, QKV, rotary, attend, out  +  norm, gate and up, down ] x layers -> norm -> hidden
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paged.models.config import ModelConfig
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # (layer, q, k, v) -> out, shaped like q
+
+
+class Linear(nn.Module):
+    """x @ weight.T + bias, weight [outputs, inputs]."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool, device, dtype) -> None:
+        super().__init__()
+        self.weight: Tensor | None = _weight(outputs, inputs, device=device, dtype=dtype)
+        self.bias = _weight(outputs, device=device, dtype=dtype) if bias else None
+        self.packed: Tensor | None = None
+
+    def pack(self) -> None:
+        """Reorder the weight into oneDNN's own layout, which the row-major one is given up for.
+
+        With one token or a few, a float32 product on the CPU costs what reading the weight costs, and
+        reading it in the order in which the kernel consumes it is two to three times faster. A row's
+        result then does not depend on how many rows it is computed with, either.
+        """
+        if self.weight.device.type == "cpu" and self.weight.dtype == torch.float32 and _has_onednn():
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, None)
+            self.weight = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.packed is not None:
+            return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        return F.linear(x, self.weight, self.bias)
+
+
+class Layer(nn.Module):
+    """One transformer block. Q, K and V come out of one product, gate and up out of another."""
+
+    def __init__(self, config: ModelConfig, index: int, device, dtype) -> None:
+        super().__init__()
+        c, at = config, {"device": device, "dtype": dtype}
+        self.index, self.config = index, config
+        self.turned = c.num_heads + c.num_kv_heads  # heads that rotary embedding turns: Q and K, not V
+        self.attention_norm = _weight(c.hidden_size, **at)
+        self.qkv = Linear(c.hidden_size, (self.turned + c.num_kv_heads) * c.head_dim, c.attention_bias, **at)
+        self.q_norm = _weight(c.head_dim, **at) if c.qk_norm else None
+        self.k_norm = _weight(c.head_dim, **at) if c.qk_norm else None
+        self.out = Linear(c.num_heads * c.head_dim, c.hidden_size, False, **at)
+        self.mlp_norm = _weight(c.hidden_size, **at)
+        self.gate_up = Linear(c.hidden_size, 2 * c.intermediate_size, False, **at)
+        self.down = Linear(c.intermediate_size, c.hidden_size, False, **at)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        c = self.config
+        qkv = self.qkv(rms_norm(x, self.attention_norm, c.rms_norm_eps))
+        qkv = qkv.view(-1, self.turned + c.num_kv_heads, c.head_dim)
+        qk, v = qkv[:, :self.turned], qkv[:, self.turned:]
+        if c.qk_norm:
+            q, k = qk[:, :c.num_heads], qk[:, c.num_heads:]
+            qk = torch.cat((rms_norm(q, self.q_norm, c.rms_norm_eps), rms_norm(k, self.k_norm, c.rms_norm_eps)), 1)
+        qk = rotate(qk, cos, sin)
+        mixed = attend(self.index, qk[:, :c.num_heads], qk[:, c.num_heads:], v)
+        x = x + self.out(mixed.reshape(-1, c.num_heads * c.head_dim))
+        gate, up = self.gate_up(rms_norm(x, self.mlp_norm, c.rms_norm_eps)).chunk(2, dim=-1)
+        return x + self.down(F.silu(gate) * up)
+
+
+class Decoder(nn.Module):
+    """The whole model. Weights are allocated here and filled by the loader or by random_decoder."""
+
+    def __init__(self, config: ModelConfig, device="cpu", dtype=torch.float32) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = _weight(config.vocab_size, config.hidden_size, device=device, dtype=dtype)
+        self.layers = nn.ModuleList(Layer(config, i, device, dtype) for i in range(config.num_layers))
+        self.norm = _weight(config.hidden_size, device=device, dtype=dtype)
+        self.head = Linear(config.hidden_size, config.vocab_size, False, device, dtype)
+        if config.tie_word_embeddings:
+            self.head.weight = self.embedding
+        self.register_buffer("frequencies", rotary_frequencies(config).to(device), persistent=False)
+
+    def forward(self, input_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Hidden states [N, hidden] of input_ids [N] standing at positions [N].
+
+        attend(layer, q, k, v) gets q [N, num_heads, head_dim] and k, v [N, num_kv_heads, head_dim], q and k
+        turned by their positions, and returns the attention output in the shape of q.
+        """
+        x = F.embedding(input_ids, self.embedding)
+        cos, sin = self.rotation(positions)
+        for layer in self.layers:
+            x = layer(x, cos, sin, attend)
+        return rms_norm(x, self.norm, self.config.rms_norm_eps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores of every token of the vocabulary, float32 [N, vocab], for hidden [N, hidden]."""
+        return self.head(hidden).float()
+
+    def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin [N, 1, head_dim] for `rotate`, in float32; the first half of sin is negated for it."""
+        angles = positions.float()[:, None] * self.frequencies
+        cos, sin = angles.cos(), angles.sin()
+        return torch.cat((cos, cos), -1)[:, None], torch.cat((-sin, sin), -1)[:, None]
+
+    def pack(self) -> Decoder:
+        """Reorder all weights for fast products on the CPU; call it once they are loaded. Elsewhere, nothing."""
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.pack()
+        return self
+
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        """Where each tensor of a Hugging Face checkpoint goes: its name, and a view of a weight of this model.
+
+        Fused weights are stacks of rows, so copying into a view is all that loading has to do.
+        """
+        c, d = self.config, self.config.head_dim
+        places = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.norm}
+        if not c.tie_word_embeddings:
+            places["lm_head.weight"] = self.head.weight
+        for i, layer in enumerate(self.layers):
+            rows = [c.num_heads * d, c.num_kv_heads * d, c.num_kv_heads * d]
+            at = f"model.layers.{i}."
+            places[at + "input_layernorm.weight"] = layer.attention_norm
+            for name, weight in zip("qkv", layer.qkv.weight.split(rows)):
+                places[at + f"self_attn.{name}_proj.weight"] = weight
+            if c.attention_bias:
+                for name, bias in zip("qkv", layer.qkv.bias.split(rows)):
+                    places[at + f"self_attn.{name}_proj.bias"] = bias
+            if c.qk_norm:
+                places[at + "self_attn.q_norm.weight"] = layer.q_norm
+                places[at + "self_attn.k_norm.weight"] = layer.k_norm
+            places[at + "self_attn.o_proj.weight"] = layer.out.weight
+            places[at + "post_attention_layernorm.weight"] = layer.mlp_norm
+            gate, up = layer.gate_up.weight.chunk(2)
+            places[at + "mlp.gate_proj.weight"], places[at + "mlp.up_proj.weight"] = gate, up
+            places[at + "mlp.down_proj.weight"] = layer.down.weight
+        return places
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Scale x to a root mean square of 1 over its last dimension (computed in float32), then by weight.
+
+    Zhang and Sennrich 2019. Returns a new tensor: the residual stream x is still needed.
+    """
+    return F.rms_norm(x, (x.shape[-1],), weight, eps)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of x [N, heads, head_dim] (Su et al. 2021), the pair of i being i + head_dim / 2.
+
+        (a, b) -> (a cos - b sin, b cos + a sin): rolling by half a head brings each number's partner to it.
+    """
+    wide = x.float()
+    return torch.addcmul(wide * cos, wide.roll(x.shape[-1] // 2, -1), sin).to(x.dtype)
+
+
+def rotary_frequencies(config: ModelConfig) -> Tensor:
+    """Radians a position, float32 [head_dim / 2], after the config's scaling for long contexts."""
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    frequencies = 1.0 / config.rope_theta ** exponents
+    scaling = config.rope_scaling
+    if scaling is None:
+        return frequencies
+    slowed = frequencies / scaling["factor"]
+    if scaling["rope_type"] == "linear":
+        return slowed
+    # Llama 3: waves short against the original context stay, long ones are slowed, and between the two
+    # bounds (in turns over the original context) the two are blended.
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    turns = scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi)
+    keep = ((turns - low) / (high - low)).clamp(0, 1)
+    return keep * frequencies + (1 - keep) * slowed
+
+
+def random_decoder(config: ModelConfig, seed: int = 0, device="cpu", dtype=torch.float32) -> Decoder:
+    """A decoder with random weights, the same ones for a seed on every device. For tests and measurements."""
+    decoder = Decoder(config, device, dtype)
+    generator = torch.Generator().manual_seed(seed)
+    for name, place in decoder.checkpoint_tensors().items():
+        values = torch.randn(place.shape, generator=generator)
+        place.copy_(1 + 0.1 * values if name.endswith("norm.weight") else values / math.sqrt(place.shape[-1]))
+    return decoder.pack()
+
+
+def _weight(*shape: int, device, dtype) -> nn.Parameter:
+    return nn.Parameter(torch.empty(*shape, device=device, dtype=dtype), requires_grad=False)
+
+
+def _has_onednn() -> bool:
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")

@@ -1,0 +1,184 @@
+"""Loading a model: from a Hugging Face directory, the Hub, a GGUF file, or the default one.
+
+Weights are copied, tensor by tensor, from the mapped file into the fused weights of the decoder. Every
+tensor the decoder has must arrive, and every tensor of the checkpoint must have a place.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable
+
+import torch
+from tqdm import tqdm
+
+from paged.models import config as configs
+from paged.models.config import ModelConfig
+from paged.models.decoder import Decoder
+from paged.models.default_model import default_model
+from paged.models.gguf_file import GGUFFile
+from paged.models.tokenizer import Tokenizer
+
+Readers = dict[str, Callable[[], torch.Tensor]]  # a tensor's Hugging Face name, and what reads it
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass
+class Loaded:
+    """A model that is ready to run."""
+
+    decoder: Decoder
+    config: ModelConfig
+    tokenizer: Tokenizer | None  # None where a directory holds no tokenizer: then prompts are token ids
+    eos_token_ids: set[int]  # any of these ends a text
+    num_weights: int  # tensors that were read from the checkpoint
+
+
+def load(model: str, device: str | torch.device = "cpu", dtype: str | torch.dtype = "auto") -> Loaded:
+    """Load `model`: "default", a Hugging Face directory, a .gguf file, or the id of a model on the Hub.
+
+    dtype "auto" is float32 on the CPU and the checkpoint's own elsewhere (bfloat16 where it names none, and
+    for GGUF files). Raises FileNotFoundError for what is not there, ValueError for what cannot be run, and
+    ConnectionError where a network is needed and missing.
+    """
+    device = torch.device(device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"The device {str(device)!r} was asked for and PyTorch sees no GPU; use device='cpu'.")
+    if model == "default":
+        return _load_gguf(default_model(), device, dtype)
+    path = Path(model).expanduser()
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise ValueError(f"{model} is a file, and not a .gguf file; name the directory that holds the model.")
+        return _load_gguf(path, device, dtype)
+    if not path.is_dir():
+        path = _download(str(model))
+    return _load_directory(path, device, dtype)
+
+
+def _load_gguf(path: Path, device: torch.device, dtype: str | torch.dtype) -> Loaded:
+    file = GGUFFile(path)
+    config = configs.from_gguf(file.fields, file.names)
+    decoder = Decoder(config, device, _dtype(dtype, device, "bfloat16"))
+    count = _fill(decoder, file.tensors(config), path)
+    divisors = file.rotary_divisors()
+    if divisors is not None:
+        decoder.frequencies /= divisors.to(device)
+    ends = (f"tokenizer.ggml.{kind}_token_id" for kind in ("eos", "eot", "eom"))
+    eos_token_ids = {file.fields[name] for name in ends if name in file.fields}
+    return Loaded(decoder.pack(), config, Tokenizer.from_gguf(file.fields), eos_token_ids, count)
+
+
+def _load_directory(path: Path, device: torch.device, dtype: str | torch.dtype) -> Loaded:
+    raw = _read_json(path / "config.json", needed=True)
+    config = configs.from_huggingface(raw)
+    readers = _safetensors(path)
+    decoder = Decoder(config, device, _dtype(dtype, device, raw.get("dtype") or raw.get("torch_dtype")))
+    count = _fill(decoder, readers, path)
+    tokenizer = Tokenizer.from_directory(path)
+    eos = _read_json(path / "generation_config.json").get("eos_token_id", raw.get("eos_token_id"))
+    eos_token_ids = set(eos) if isinstance(eos, list) else {eos}
+    if tokenizer is not None:
+        eos_token_ids.add(tokenizer.eos_token_id)
+    return Loaded(decoder.pack(), config, tokenizer, eos_token_ids - {None}, count)
+
+
+def _fill(decoder: Decoder, readers: Readers, source: Path) -> int:
+    """Copy every tensor to its place. Names are compared first, so that a wrong checkpoint fails at once."""
+    places = decoder.checkpoint_tensors()
+    unused = [name for name in readers if name not in places and not _is_redundant(name, decoder.config)]
+    missing = [name for name in places if name not in readers]
+    if missing:
+        raise ValueError(f"The checkpoint {source} lacks {len(missing)} of {len(places)} tensors ({_some(missing)}): "
+                         "it is incomplete, or its config belongs to another model.")
+    if unused:
+        raise ValueError(f"The checkpoint {source} holds {len(unused)} tensors that a {decoder.config.architecture} "
+                         f"model has no place for ({_some(unused)}): its config belongs to another model.")
+    for name, place in tqdm(places.items(), desc="Loading weights", unit="tensor", delay=5, leave=False):
+        tensor = readers[name]()
+        if tensor.shape != place.shape:
+            raise ValueError(f"{name} in {source} has shape {list(tensor.shape)}, and the config asks for "
+                             f"{list(place.shape)}.")
+        place.copy_(tensor)
+    return len(places)
+
+
+def _is_redundant(name: str, config: ModelConfig) -> bool:
+    """Tensors that checkpoints carry although they follow from others."""
+    return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_word_embeddings)
+
+
+def _safetensors(directory: Path) -> Readers:
+    """The tensors of all weight files of a directory; an index says which files belong to the model."""
+    from safetensors import SafetensorError, safe_open
+
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        files = [directory / name for name in sorted(set(_read_json(index)["weight_map"].values()))]
+    else:
+        files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        others = sorted(file.name for kind in ("*.bin", "*.pt", "*.pth", "*.gguf") for file in directory.glob(kind))
+        raise FileNotFoundError(f"{directory} holds a config.json and no weights in .safetensors files" + (
+            f" (only {_some(others)}): save it with save_pretrained, or name the .gguf file itself." if others
+            else ": download the model again."))
+    readers: Readers = {}
+    for file in files:
+        if not file.is_file():
+            raise FileNotFoundError(f"{index} names {file.name}, which is not there: download the model again.")
+        try:
+            opened = safe_open(file, framework="pt")
+        except SafetensorError as error:
+            raise ValueError(f"{file} is not a whole safetensors file ({error}): download it again.") from error
+        readers |= {name: lambda opened=opened, name=name: opened.get_tensor(name) for name in opened.keys()}
+    return readers
+
+
+def _download(model: str) -> Path:
+    """Fetch a model from the Hugging Face Hub into its own cache; only what is read here, only once."""
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", model) or model.startswith(".") or model.endswith(".gguf"):
+        raise FileNotFoundError(f"There is no model at {model!r}: give a Hugging Face directory, a .gguf file, "
+                                "a Hub id like 'Qwen/Qwen3-0.6B', or 'default'.")
+    from huggingface_hub import errors, snapshot_download
+
+    try:
+        return Path(snapshot_download(model, ignore_patterns=["*/*"],
+                                      allow_patterns=["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]))
+    except errors.GatedRepoError as error:
+        raise ValueError(f"The Hub gives {model!r} only to those who have accepted its terms: do so on its page, "
+                         "log in with `hf auth login`, and try again.") from error
+    except errors.RepositoryNotFoundError as error:
+        raise FileNotFoundError(f"There is no directory {model!r} here and no such model on the Hugging Face Hub; "
+                                "check the name (a private model needs `hf auth login`).") from error
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, errors.HfHubHTTPError, OSError) as error:
+        raise ConnectionError(f"{model!r} is no directory here, and the Hugging Face Hub cannot be reached to "
+                              "download it: connect to a network, or name a local directory, a .gguf file or "
+                              "'default'.") from error
+
+
+def _dtype(wanted: str | torch.dtype, device: torch.device, stored: str | None) -> torch.dtype:
+    if wanted == "auto":
+        wanted = "float32" if device.type == "cpu" else stored or "bfloat16"
+    if wanted in DTYPES.values():
+        return wanted
+    if str(wanted) not in DTYPES:
+        raise ValueError(f"The dtype {wanted!r} is not supported; use 'auto', {', '.join(map(repr, DTYPES))}.")
+    return DTYPES[wanted]
+
+
+def _read_json(path: Path, needed: bool = False) -> dict[str, Any]:
+    if not path.is_file():
+        if needed:
+            raise FileNotFoundError(f"{path.parent} is no Hugging Face model directory: it has no {path.name}.")
+        return {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON ({error}): download it again.") from error
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
