@@ -41,10 +41,10 @@ def style() -> None:
 
     set_matplotlib_formats("svg")
     matplotlib.rcParams.update({
-        "figure.figsize": (7.2, 3.4), "figure.facecolor": "none", "axes.facecolor": "none",
-        "figure.constrained_layout.use": True, "svg.hashsalt": "paged", "font.size": 10,
+        "figure.figsize": (6.6, 3.3), "figure.facecolor": "none", "axes.facecolor": "none",
+        "figure.constrained_layout.use": True, "svg.hashsalt": "paged", "font.size": 10.5,
         "text.color": _INK, "axes.labelcolor": _INK, "axes.edgecolor": _INK, "axes.titlecolor": _INK,
-        "xtick.color": _INK, "ytick.color": _INK, "axes.titlesize": 11, "axes.titlelocation": "left",
+        "xtick.color": _INK, "ytick.color": _INK, "axes.titlesize": 11.5, "axes.titlelocation": "left",
         "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True,
         "axes.grid": True, "axes.grid.axis": "y", "grid.color": COLORS["free"], "grid.alpha": 0.3,
         "lines.linewidth": 2, "legend.frameon": False,
@@ -110,8 +110,8 @@ _figures = itertools.count(1)
 
 def _figure(kind: str, title: str, data: dict) -> None:
     """Show paged/figures/<kind>.js over this data; the script there defines `figure(root, data)`."""
-    folder = files("paged") / "figures"
-    css, script = ((folder / name).read_text(encoding="utf-8") for name in ("figures.css", f"{kind}.js"))
+    css, common, script = ((files("paged") / "figures" / name).read_text(encoding="utf-8")
+                           for name in ("figures.css", "common.js", f"{kind}.js"))
     palette = "".join(f"--{name}:{color};" for name, color in COLORS.items())
     payload = json.dumps({"title": title, **data}, separators=(",", ":")).replace("<", "\\u003c")
     # Unique in the page, and the same in every build.
@@ -121,7 +121,7 @@ def _figure(kind: str, title: str, data: dict) -> None:
 <style>.paged-figure{{{palette}}}
 {css}</style>
 <script>(function () {{
-{script}
+{common}{script}
 figure(document.getElementById("{root}"), {payload});
 }})();</script>"""))
 
