@@ -1,0 +1,139 @@
+"""The command line: python -m paged generate | trace | bench | models."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+
+BENCHMARKS = {
+    "kernels": "attention kernels against the bandwidth of the card",
+    "scheduler": "cost of scheduling and block logic, without a model",
+    "workload": "tokens a second, end to end",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; returns the exit status. A user's mistake ends in one sentence, not in a traceback."""
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        if argv[:1] == ["bench"] and argv[1:2] and argv[1] in BENCHMARKS:
+            return importlib.import_module(f"paged.bench.{argv[1]}").main(argv[2:]) or 0
+        args = _parser().parse_args(argv)
+        return args.run(args) or 0
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:                                # the reader of our output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, OSError, MemoryError, ImportError) as error:
+        print(f"paged: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m paged", description="A paged-attention inference engine.")
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    generate = commands.add_parser("generate", help="complete a prompt and stream the text",
+                                   description="Complete a prompt and stream the text to standard output.")
+    generate.add_argument("prompt", help="the prompt; - reads it from standard input")
+    generate.add_argument("--system", help="a system message to go before it")
+    generate.add_argument("--raw", action="store_true", help="continue the prompt as it is, without a chat template")
+    _add_model_options(generate)
+    generate.add_argument("--stats", action="store_true", help="print times and block counts to standard error")
+    generate.set_defaults(run=_generate)
+
+    trace = commands.add_parser("trace", help="run prompts together and print what the engine did",
+                                description="Run prompts together and print every event, step by step.")
+    trace.add_argument("prompts", nargs="+", metavar="prompt")
+    trace.add_argument("--system", help="a system message that all prompts share")
+    trace.add_argument("--raw", action="store_true", help="continue the prompts as they are, without a chat template")
+    trace.add_argument("--save", metavar="FILE", help="also save the events, as JSON lines")
+    _add_model_options(trace)
+    trace.set_defaults(run=_trace)
+
+    bench = commands.add_parser("bench", help="measure", description="Measure; each benchmark has a --help.")
+    bench.add_argument("benchmark", choices=BENCHMARKS, help="; ".join(f"{k}: {v}" for k, v in BENCHMARKS.items()))
+    bench.set_defaults(run=lambda args: None)              # the benchmarks parse their own options
+
+    models = commands.add_parser("models", help="what can be loaded")
+    models.set_defaults(run=_models)
+    return parser
+
+
+def _add_model_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="default",
+                        help="Hugging Face directory, Hub id, .gguf file, or 'default' (%(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=256, help="tokens generated at most (%(default)s)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (%(default)s)")
+    parser.add_argument("--top-k", type=int, default=0, help="likeliest tokens kept; 0 keeps all")
+    parser.add_argument("--top-p", type=float, default=1.0, help="probability kept (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the draws (%(default)s)")
+    parser.add_argument("--device", default="auto", help="cpu, cuda or auto (%(default)s)")
+    parser.add_argument("--dtype", default="auto", help="float32, bfloat16, float16 or auto (%(default)s)")
+    parser.add_argument("--block-size", type=int, default=16, help="tokens a block (%(default)s)")
+    parser.add_argument("--num-blocks", type=int, help="blocks in the pool (as many as the memory allows)")
+    parser.add_argument("--max-num-seqs", type=int, default=256, help="requests that run at once (%(default)s)")
+    parser.add_argument("--preemption", choices=("recompute", "swap"), default="recompute",
+                        help="what happens to a request that must give way (%(default)s)")
+
+
+def _load(args, trace=None):
+    """The LLM and the SamplingParams that the options describe."""
+    from paged.sampling import SamplingParams
+    from paged.trace import NO_TRACE
+    params = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, top_k=args.top_k,
+                            top_p=args.top_p, seed=args.seed)
+    from paged.llm import LLM
+    llm = LLM(args.model, device=args.device, dtype=args.dtype, block_size=args.block_size,
+              num_blocks=args.num_blocks, max_num_seqs=args.max_num_seqs, preemption=args.preemption,
+              trace=trace or NO_TRACE)
+    return llm, params
+
+
+def _prompt(args, text: str):
+    if args.raw:
+        return text
+    system = [{"role": "system", "content": args.system}] if args.system else []
+    return system + [{"role": "user", "content": text}]
+
+
+def _generate(args) -> None:
+    text = sys.stdin.read() if args.prompt == "-" else args.prompt
+    llm, params = _load(args)
+    output = None
+    for output in llm.stream(_prompt(args, text), params):
+        print(output.outputs[0].new_text, end="", flush=True)
+    print()
+    if args.stats:
+        from paged.metrics import request_summary
+        print(request_summary(output), file=sys.stderr)
+
+
+def _trace(args) -> None:
+    from paged.metrics import request_summary
+    from paged.trace import Trace
+    trace = Trace()
+    llm, params = _load(args, trace)
+    outputs = llm.generate([_prompt(args, text) for text in args.prompts], params)
+    print("\n".join(trace.lines()))
+    for output in outputs:
+        print(f"\n{request_summary(output)}\n{output.outputs[0].text}")
+    if args.save:
+        trace.save(args.save)
+        print(f"\n{len(trace.events)} events saved to {args.save}")
+
+
+def _models(args) -> None:
+    from paged.models.config import ARCHITECTURES
+    from paged.models.default_model import FILE, cache_directory
+    path = cache_directory() / FILE
+    print("default    SmolLM2-135M-Instruct, " + (f"cached at {path}" if path.exists() else "fetched when first used"))
+    print(f"others     a directory, Hub id or .gguf file of {', '.join(ARCHITECTURES.values())}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,195 @@
+"""The engine with a model in it: text in, text out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+import torch
+from tqdm import tqdm
+
+from paged.engine import Engine, EngineConfig
+from paged.kv_cache import PagedKVCache
+from paged.memory import GiB, num_blocks_in_budget
+from paged.models.loader import load
+from paged.request import RequestOutput
+from paged.runner import ModelRunner
+from paged.sampling import SamplingParams
+from paged.slots import blocks_needed
+from paged.trace import NO_TRACE, Trace
+
+Prompt = "str | list[int] | list[dict[str, str]]"
+
+CPU_KV_BYTES = GiB
+"""Memory that the cache takes on a CPU at most, where num_blocks does not say otherwise."""
+
+
+class LLM:
+    """A language model behind a paged engine.
+
+    Args:
+        model: a Hugging Face directory or Hub id, a .gguf file, or "default".
+        device: "cpu", "cuda", or "auto" for a GPU where there is one.
+        dtype: "float32", "bfloat16", "float16", or "auto": the checkpoint's on a GPU, float32 on a CPU.
+        block_size: tokens a block.
+        num_blocks: blocks in the pool; None takes what the memory budget allows.
+        gpu_memory_utilization: share of the card's memory that may be in use.
+        max_model_len: tokens of a request, prompt and output; None takes what the model was trained for, or
+            what the pool holds if that is less.
+        max_num_seqs: requests that run at once.
+        max_num_batched_tokens: tokens of one step; None for 8,192 on a GPU and 2,048 on a CPU.
+        enable_prefix_caching: share the blocks of common prefixes.
+        attention_backend: a name of `paged.attention.BACKENDS`, or "auto".
+        enforce_eager: no CUDA graphs.
+        preemption: "recompute" or "swap".
+        seed: for requests that bring no seed of their own.
+        trace: receives every event.
+
+    Raises ValueError and FileNotFoundError with a sentence that says what to do.
+    """
+
+    def __init__(self, model: str = "default", device: str = "auto", dtype: str = "auto", block_size: int = 16,
+                 num_blocks: int | None = None, gpu_memory_utilization: float = 0.9,
+                 max_model_len: int | None = None, max_num_seqs: int = 256,
+                 max_num_batched_tokens: int | None = None, enable_prefix_caching: bool = True,
+                 attention_backend: str = "auto", enforce_eager: bool = False, preemption: str = "recompute",
+                 seed: int = 0, trace: Trace = NO_TRACE):
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        if not 0 < gpu_memory_utilization <= 1:
+            raise ValueError(f"gpu_memory_utilization is {gpu_memory_utilization!r}: it must be above 0, at most 1")
+        if max_num_batched_tokens is None:
+            max_num_batched_tokens = 8192 if device != "cpu" else 2048
+        # Checked before a model is loaded; the pool is sized after.
+        EngineConfig(num_blocks=1 if num_blocks is None else num_blocks, block_size=block_size,
+                     max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
+                     max_model_len=1 if max_model_len is None else max_model_len, preemption=preemption)
+        loaded = load(model, device, dtype)
+        self.model_config, self.tokenizer, self.trace = loaded.config, loaded.tokenizer, trace
+        trace.emit("MODEL_WEIGHTS_LOADED", model=str(model), weights=loaded.num_weights, device=str(device))
+        longest = loaded.config.max_position_embeddings
+        if max_model_len is not None and max_model_len > longest:
+            raise ValueError(f"max_model_len is {max_model_len}; the model was trained for {longest} positions: "
+                             f"lower it")
+        max_model_len = max_model_len or longest
+        if num_blocks is None:
+            num_blocks = self._num_blocks(loaded.decoder, block_size, max_num_seqs, max_model_len,
+                                          max_num_batched_tokens, gpu_memory_utilization)
+        config = EngineConfig(num_blocks=num_blocks, block_size=block_size, max_num_seqs=max_num_seqs,
+                              max_num_batched_tokens=max_num_batched_tokens,
+                              max_model_len=min(max_model_len, num_blocks * block_size),
+                              enable_prefix_caching=enable_prefix_caching, preemption=preemption, seed=seed)
+        kv = self._cache(num_blocks, block_size, loaded.decoder)
+        host_kv = (PagedKVCache(*kv.data.shape[1:], dtype=kv.data.dtype)
+                   if preemption == "swap" else None)
+        self.runner = ModelRunner(loaded.decoder, kv, attention_backend, host_kv)
+        self.engine = Engine(config, self.runner, loaded.tokenizer, loaded.eos_token_ids,
+                             loaded.config.vocab_size, trace)
+
+    # ── generation ────────────────────────────────────────────────────────────────────────────────────
+
+    def generate(self, prompts: Prompt | Sequence[Prompt],
+                 sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+                 use_tqdm: bool = True) -> list[RequestOutput]:
+        """Complete every prompt; returns one RequestOutput a prompt, in order.
+
+        Args:
+            prompts: one prompt or several. A string is continued as it is, a list of token ids too; a list of
+                {"role", "content"} messages goes through the model's chat template.
+            sampling_params: one for all, or one a prompt.
+            use_tqdm: show progress.
+
+        If one prompt is refused (ValueError), none is run. On an exception or Ctrl-C the engine is left empty.
+        """
+        ids = self._token_ids(prompts)
+        params = self._params(sampling_params, len(ids))
+        outputs: dict[str, RequestOutput] = {}
+        bar = tqdm(total=len(ids), desc="Requests", disable=not use_tqdm, dynamic_ncols=True)
+        try:
+            request_ids = [self.engine.add_request(*request) for request in zip(ids, params)]
+            num_tokens = 0
+            while self.engine.has_unfinished():
+                for output in self.engine.step():
+                    if output.finished and output.request_id not in outputs:
+                        outputs[output.request_id] = output
+                        num_tokens += output.metrics.num_output_tokens
+                        bar.set_postfix_str(f"{num_tokens} tokens, {num_tokens / bar.format_dict['elapsed']:.0f}/s",
+                                            refresh=False)
+                        bar.update()
+            return [outputs[request_id] for request_id in request_ids]
+        except BaseException:
+            self.engine.reset()
+            raise
+        finally:
+            bar.close()
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+        """Complete one prompt, yielding its RequestOutput after every step that brought a token.
+
+        `outputs[0].new_text` is what the step added. Closing the iterator early aborts the request.
+        """
+        (ids,) = self._token_ids([prompt])
+        request_id = self.engine.add_request(ids, sampling_params)
+        num_tokens = 0
+        try:
+            while self.engine.has_unfinished():
+                for output in self.engine.step():
+                    if output.request_id == request_id and output.metrics.num_output_tokens > num_tokens:
+                        num_tokens = output.metrics.num_output_tokens
+                        yield output
+        except Exception:
+            self.engine.reset()
+            raise
+        finally:
+            self.engine.abort(request_id)
+
+    def _token_ids(self, prompts) -> list[list[int]]:
+        """Prompts of any form as token ids."""
+        one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], (int, dict)))
+        ids = []
+        for prompt in [prompts] if one else prompts:
+            is_chat = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], dict)
+            if (isinstance(prompt, str) or is_chat) and self.tokenizer is None:
+                raise ValueError("this model came without a tokenizer: give prompts as lists of token ids")
+            if isinstance(prompt, str):
+                ids.append(self.tokenizer.encode(prompt))
+            elif is_chat:
+                ids.append(self.tokenizer.chat(prompt))
+            else:
+                ids.append(list(prompt))
+        return ids
+
+    @staticmethod
+    def _params(sampling_params, num_prompts: int) -> list[SamplingParams]:
+        if sampling_params is None or isinstance(sampling_params, SamplingParams):
+            return [sampling_params or SamplingParams()] * num_prompts
+        if len(sampling_params) != num_prompts:
+            raise ValueError(f"{len(sampling_params)} sampling_params for {num_prompts} prompts: give one, or one "
+                             f"a prompt")
+        return list(sampling_params)
+
+    # ── memory ────────────────────────────────────────────────────────────────────────────────────────
+
+    def _num_blocks(self, decoder, block_size: int, max_num_seqs: int, max_model_len: int,
+                    max_num_batched_tokens: int, utilization: float) -> int:
+        """Blocks for the memory there is: the budget formula on a GPU, a fixed bound on a CPU."""
+        c = self.model_config
+        weight = next(decoder.parameters())
+        block_bytes = 2 * c.num_layers * block_size * c.num_kv_heads * c.head_dim * weight.element_size()
+        wanted = max_num_seqs * blocks_needed(max_model_len, block_size)   # more could never be in use
+        if weight.device.type == "cpu":
+            num_blocks = max(1, min(wanted, CPU_KV_BYTES // block_bytes))
+            self.trace.emit("KV_BUDGET_ESTIMATE", num_blocks=num_blocks, block_bytes=block_bytes,
+                            bytes=num_blocks * block_bytes)
+            return num_blocks
+        raise NotImplementedError
+
+    def _cache(self, num_blocks: int, block_size: int, decoder) -> PagedKVCache:
+        c, weight = self.model_config, next(decoder.parameters())
+        try:
+            return PagedKVCache(c.num_layers, num_blocks, block_size, c.num_kv_heads, c.head_dim,
+                                dtype=weight.dtype, device=weight.device)
+        except (RuntimeError, torch.OutOfMemoryError) as error:
+            size = 2 * num_blocks * block_size * c.num_layers * c.num_kv_heads * c.head_dim * weight.element_size()
+            raise MemoryError(f"a pool of {num_blocks} blocks of {block_size} tokens takes {size / GiB:.2f} GiB, "
+                              f"which is not free on {weight.device}: lower num_blocks") from error
