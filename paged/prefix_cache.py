@@ -12,8 +12,8 @@ A hash only finds candidates. What decides is the record behind it: it holds its
 record of the prefix before it, and a candidate counts only if both are the ones looked for. So colliding hashes
 cost a comparison, never a wrong answer.
 
-Only full blocks are registered, and only once they are computed. A freed block keeps its record until the
-pool hands it out for other contents.
+Only full blocks are registered, and never before the step that computes them. A freed block keeps its record
+until the pool hands it out for other contents.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ class PrefixCache:
     def register(self, prefix: Prefix, tokens: Sequence[int], block: int) -> Prefix:
         """Say that `block` now holds the K and V of `tokens` after `prefix`; returns the longer prefix.
 
-        Call it once the block is full and computed. Raises ValueError for a block that is not full, is not
-        held, or already stands for something else.
+        Call it once the block is full, and computed before anyone can read it. Raises ValueError for a block
+        that is not full, is not held, or already stands for something else.
         """
         if len(tokens) != self.block_size:
             raise ValueError(f"only full blocks are registered: got {len(tokens)} tokens of {self.block_size}")

@@ -86,6 +86,9 @@ class Scheduler:
         preemptions = self.num_preemptions
         self._schedule_running()
         if self.num_preemptions == preemptions:                    # who was just put out does not come back yet
+            if self.waiting:
+                for request in self._scheduled:
+                    self._register_ahead(request)
             self._admit_waiting()
         return self._build_batch() if self._scheduled or self._swap_out else None
 
@@ -175,7 +178,16 @@ class Scheduler:
             request.output.num_cached_tokens = cached
         self._scheduled[request] = num_tokens
         self._budget -= num_tokens
+        self._register_ahead(request)
         return True
+
+    def _register_ahead(self, request: Request) -> None:
+        """Let requests admitted later in this step share the prompt blocks that this one fills in it.
+
+        They stand behind it in the batch, and a layer writes the K and V of the whole batch before it attends.
+        """
+        end = request.num_computed_tokens + self._scheduled[request]
+        self.register_computed(request, min(end, request.num_prompt_tokens))
 
     def _swap_back(self, request: Request) -> bool:
         """Blocks for a swapped request and its next tokens. False if too few are free."""
@@ -278,6 +290,9 @@ class Scheduler:
                 self._transition(request, Status.WAITING)
         self.waiting = sorted(self.running + self.waiting, key=lambda r: r.order)
         self.running = []
+        if self.prefix_cache is not None:                          # blocks registered ahead were not written
+            for block in range(self.pool.num_blocks):
+                self.prefix_cache.forget(block)
 
     # ── preemption ────────────────────────────────────────────────────────────────────────────────────
 
