@@ -1,8 +1,8 @@
 """Write the .ipynb of every chapter from its .md: python book/sync.py [--check] [chapter.md ...]
 
-The .md is the source; the .ipynb beside it is what Colab opens. It holds no outputs, and each cell's id is made
-from the cell's text, so that a chapter that did not change gives the same file, byte for byte. The install cell
-of the .md installs the checkout it lies in; in the .ipynb it installs from the repository named in _config.yml.
+The .md is the source; the .ipynb beside it is what Colab opens. It holds no outputs, and each cell's id is
+made from the cell's text, so that an unchanged chapter gives the same file, byte for byte. The install cell of
+the .md installs the checkout it lies in; in the .ipynb it installs the repository named in _config.yml.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ def notebook_of(chapter: Path) -> str:
 
 def main(arguments: list[str]) -> int:
     """Sync the named chapters, or all; with --check only say which are out of step (exit status 1)."""
+    check = "--check" in arguments
     names = [argument for argument in arguments if argument != "--check"]
-    stale = []
+    stale = 0
     for chapter in [Path(name).resolve() for name in names] or chapters():
         target, text = chapter.with_suffix(".ipynb"), notebook_of(chapter)
         if not target.exists() or target.read_text(encoding="utf-8") != text:
-            stale.append(target)
-            if "--check" not in arguments:
+            stale += 1
+            print(f"{target.name} {'is out of step: run python book/sync.py' if check else 'written'}")
+            if not check:
                 target.write_text(text, encoding="utf-8")
-    for target in stale:
-        print(f"{target.name} {'is out of step: run python book/sync.py' if '--check' in arguments else 'written'}")
-    return 1 if stale and "--check" in arguments else 0
+    return 1 if stale and check else 0
 
 
 if __name__ == "__main__":

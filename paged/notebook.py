@@ -79,7 +79,7 @@ def check(name: str, got, want, atol: float = 1e-5) -> None:
 
 
 def table(rows: Sequence[Sequence], header: Sequence[str]) -> None:
-    """Show rows as a table; ints get thousands separators, floats four digits, columns of numbers align right."""
+    """Show rows as a table: thousands separators in ints, four digits of floats, numbers at the right."""
     def text(value) -> str:
         if isinstance(value, float):
             return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
@@ -131,11 +131,11 @@ def explorer(title: str, compute: Callable[..., Mapping[str, Mapping[str, float]
     """Show stacked bars under sliders; everything is computed now, so that the page needs no kernel.
 
     Args:
-        compute: called with one value of each control, in order; returns {bar: {series: amount}}, the same bars
-            every time.
+        compute: called with one value of each control, in order; returns {bar: {series: amount}}, the same
+            bars every time.
         controls: label of a slider -> the values it takes.
-        series: key of COLORS -> what it stands for, from the left of a bar to its right. The first is the useful
-            one: its share of the bar is printed beside it.
+        series: key of COLORS -> what it stands for, from the left of a bar to its right. The first is the
+            useful one: its share of the bar is printed beside it.
         unit: of the amounts.
     """
     results = [compute(*values) for values in itertools.product(*controls.values())]

@@ -1,4 +1,4 @@
-"""Settings for all tests: few threads, a quiet hypothesis, and the skips of tests that need a machine's help."""
+"""Settings for all tests: few threads, a repeatable hypothesis, and the skip of what needs a GPU."""
 
 import os
 

@@ -1,8 +1,8 @@
 """What the pages need beyond Jupyter Book's settings.
 
-Formulas become MathML while the book is built, so that a page needs no math script. No script stands twice in a
-page. Chapters run with the package of this checkout, installed or not. The notebook behind a page's download
-button installs from the repository, as the one that Colab opens does.
+Formulas become MathML while the book is built, so that a page needs no math script. No script stands twice
+in a page. Chapters run with the package of this checkout, installed or not. The notebook behind a page's
+download button installs from the repository, as the one that Colab opens does.
 """
 
 from __future__ import annotations

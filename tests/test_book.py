@@ -1,0 +1,250 @@
+"""Protects the book as a reader meets it: it builds without a warning, and its pages work in a browser.
+
+The build starts from nothing, runs every chapter, and fails on a warning or a cell that raises. Every page is
+then opened in Chromium, light and dark, wide and on a phone: no script errors, no request to another site, no
+sideways scrolling, buttons that lead to the right place, figures that react to the keyboard.
+"""
+
+import functools
+import http.server
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "book"))
+import sync
+
+pytestmark = [pytest.mark.book, pytest.mark.xdist_group("book")]
+
+
+def listed_pages() -> list[str]:
+    """The pages named in _toc.yml, as book/name."""
+    toc = yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf-8"))
+    chapters = [entry for part in toc.get("parts", [toc]) for entry in part.get("chapters", [])]
+    chapters += [section for entry in chapters for section in entry.get("sections", [])]
+    return [toc["root"]] + [entry["file"] for entry in chapters]
+
+
+PAGES = listed_pages()
+CHAPTERS = [chapter.relative_to(ROOT).with_suffix("").as_posix() for chapter in sync.chapters()]
+SETTINGS = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
+REPOSITORY = SETTINGS["repository"]
+
+
+def test_every_chapter_is_in_the_table_of_contents():
+    assert set(CHAPTERS) <= set(PAGES)
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_notebook_is_in_step(chapter):
+    """The .ipynb says what its .md says, and holds no outputs."""
+    assert sync.main(["--check", str(ROOT / f"{chapter}.md")]) == 0, "run python book/sync.py"
+
+
+def test_the_repository_is_named_once():
+    """A fork changes its address in _config.yml and runs book/sync.py, nothing else."""
+    naming = []
+    for path in ROOT.rglob("*"):
+        name = path.relative_to(ROOT)
+        if path.suffix in (".md", ".py", ".yml", ".toml", ".txt", ".js", ".css") and not (
+                name.parts[0].startswith(".") or name.parts[0] in ("_build", "node_modules")):
+            if REPOSITORY["url"] in path.read_text(encoding="utf-8", errors="ignore"):
+                naming.append(name.as_posix())
+    assert naming == ["_config.yml"]
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory) -> Path:
+    """The HTML of a complete build into a new folder."""
+    folder = tmp_path_factory.mktemp("site")
+    program = Path(sys.executable).with_name("jupyter-book")
+    run = subprocess.run([program, "build", str(ROOT), "-W", "--keep-going", "--path-output", str(folder)],
+                         env={**os.environ, "NO_COLOR": "1"}, capture_output=True, text=True, timeout=1500)
+    reports = "\n".join(path.read_text() for path in folder.rglob("reports/**/*.err.log"))
+    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-8000:] + reports[-8000:]
+    return folder / "_build" / "html"
+
+
+@pytest.mark.timeout(1600)
+def test_builds_without_warnings(site):
+    for page in PAGES:
+        assert (site / f"{page}.html").exists()
+    assert (site / "index.html").exists()
+
+
+@pytest.mark.parametrize("page", CHAPTERS)
+def test_page_shows_no_error_output(site, page):
+    html = (site / f"{page}.html").read_text(encoding="utf-8")
+    assert "Traceback (most recent call last)" not in html
+    assert "output stderr" not in html, "a cell wrote to stderr: a warning, or a progress bar"
+    assert "cdn." not in html and "unpkg" not in html, "the page must not load from elsewhere"
+
+
+@pytest.mark.parametrize("page", CHAPTERS)
+def test_buttons_lead_to_the_right_place(site, page):
+    html = (site / f"{page}.html").read_text(encoding="utf-8")
+    owner = REPOSITORY["url"].removeprefix("https://github.com/")
+    branch = REPOSITORY["branch"]
+    for address in (f"https://colab.research.google.com/github/{owner}/blob/{branch}/{page}.ipynb",
+                    f"{REPOSITORY['url']}/edit/{branch}/{page}.md", f"{REPOSITORY['url']}/issues/new?",
+                    f"_sources/{page}.ipynb"):
+        assert address in html, address
+    downloaded = (site / "_sources" / f"{page}.ipynb").read_text(encoding="utf-8")
+    assert f"git+{REPOSITORY['url']}" in downloaded and sync.FROM_CHECKOUT not in downloaded
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture(scope="session")
+def address(site):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(site)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="session")
+def browser():
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    program = next(filter(None, map(shutil.which, names)), None)
+    if program is None:
+        pytest.skip(f"no browser: none of {', '.join(names)} is installed")
+    sync_api = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
+    with sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def open_page(browser):
+    """open_page(url, **context options): the page, and a list that collects what goes wrong in it."""
+    contexts = []
+
+    def open_(url: str, **options):
+        contexts.append(browser.new_context(**options))
+        page, wrong = contexts[-1].new_page(), []
+        home = ("/".join(url.split("/")[:3]), "data:", "blob:")
+        page.on("pageerror", lambda error: wrong.append(f"script error: {error}"))
+        page.on("console", lambda line: line.type == "error" and wrong.append(f"console: {line.text}"))
+        page.on("response", lambda got: got.status >= 400 and wrong.append(f"{got.status}: {got.url}"))
+        page.on("request", lambda sent: sent.url.startswith(home) or wrong.append(f"outside: {sent.url}"))
+        page.goto(url, wait_until="load")
+        return page, wrong
+
+    yield open_
+    for context in contexts:
+        context.close()
+
+
+VIEWS = {"light": {"color_scheme": "light", "viewport": {"width": 1280, "height": 900}},
+         "dark": {"color_scheme": "dark", "viewport": {"width": 1280, "height": 900}},
+         "phone": {"color_scheme": "light", "viewport": {"width": 390, "height": 844}},
+         "phone, dark": {"color_scheme": "dark", "viewport": {"width": 390, "height": 844}}}
+
+
+def is_dark(page, selector: str) -> bool:
+    """Whether the element's background is dark."""
+    color = page.evaluate(f"getComputedStyle(document.querySelector('{selector}')).backgroundColor")
+    return sum(int(part) for part in re.findall(r"\d+", color)[:3]) < 384
+
+
+def excess_width(page) -> int:
+    """Pixels by which the page can be scrolled sideways."""
+    return page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+
+
+@pytest.mark.parametrize("page", PAGES + ["genindex", "search"])
+def test_page_in_a_browser(address, open_page, page):
+    for view, options in VIEWS.items():
+        opened, wrong = open_page(f"{address}/{page}.html", **options)
+        opened.wait_for_timeout(300)
+        assert not wrong, f"{view}: {wrong}"
+        assert excess_width(opened) <= 0, f"{view}: {page} scrolls sideways by {excess_width(opened)} pixels"
+        figures = opened.query_selector_all(".paged-figure")
+        assert all(figure.query_selector(".title") for figure in figures), f"{view}: a figure stayed empty"
+        for selector in ["body", ".paged-figure"][:1 + bool(figures)]:
+            assert is_dark(opened, selector) == ("dark" in view), f"{view}: the background of {selector}"
+
+
+def react(page) -> int:
+    """Use every figure of a page by keyboard and button, assert that it answers, and count them."""
+    figures = page.query_selector_all(".paged-figure")
+    for figure in figures:
+        slider = figure.query_selector("input[type=range]")
+        if not figure.query_selector(".pool"):
+            before = figure.inner_text()
+            slider.focus()
+            page.keyboard.press("ArrowRight")
+            assert figure.inner_text() != before, "the slider changes nothing"
+            continue
+        say, count = figure.query_selector(".say"), figure.query_selector(".reach .muted")
+        last = int(count.inner_text().split("/")[1])
+        first = say.inner_text()
+        figure.focus()
+        page.keyboard.press("ArrowRight")
+        assert say.inner_text() != first and count.inner_text() == f"2 / {last}"
+        page.keyboard.press("End")
+        assert count.inner_text() == f"{last} / {last}"
+        page.keyboard.press("Home")
+        assert say.inner_text() == first
+        figure.query_selector("text=Next").click()
+        assert count.inner_text() == f"2 / {last}"
+        play = figure.query_selector(".play")
+        play.click()
+        assert "Pause" in play.inner_text()
+        page.wait_for_timeout(2500)
+        assert count.inner_text() == f"3 / {last}"
+        play.click()
+        assert "Play" in play.inner_text()
+        slider.focus()
+        page.keyboard.press("ArrowLeft")
+        assert count.inner_text() == f"2 / {last}"
+    return len(figures)
+
+
+def test_figures_react(address, open_page):
+    """In the chapters that have them; two promise one each."""
+    with_figures = 0
+    for page in CHAPTERS:
+        opened, wrong = open_page(f"{address}/{page}.html", reduced_motion="reduce", **VIEWS["phone"])
+        with_figures += react(opened) > 0
+        assert not wrong, f"{page}: {wrong}"
+    assert with_figures >= min(2, len(CHAPTERS))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_figures_work_without_the_book(tmp_path, monkeypatch, open_page, scheme):
+    """In Jupyter, Colab or a file there is no style of ours but the figure's own."""
+    from paged import BlockPool, Trace, notebook
+
+    shown = []
+    monkeypatch.setattr(notebook, "display", shown.append)
+    notebook.explorer("Bars", lambda size, n: {"paged": {"used": n, "internal": size}},
+                      {"Size": [1, 2, 4], "Requests": [10, 20]}, {"used": "tokens", "internal": "waste"},
+                      "slots")
+    pool = BlockPool(12, trace=Trace())
+    film = notebook.Film(pool, 16)
+    blocks = pool.allocate(3)
+    for count in (33, 40, 44, 48):
+        film.shot(f"{count} tokens", A=(blocks, ["word"] * count))
+    film.play("A film")
+    file = tmp_path / "output.html"
+    file.write_text("<!doctype html><meta charset=utf-8><meta name=viewport content='width=device-width'>"
+                    + "".join(output.data for output in shown), encoding="utf-8")
+    opened, wrong = open_page(file.as_uri(), color_scheme=scheme, viewport={"width": 390, "height": 844})
+    assert react(opened) == 2 and not wrong
+    assert excess_width(opened) <= 0
+    assert is_dark(opened, ".paged-figure") == (scheme == "dark")

@@ -1,0 +1,106 @@
+"""Protects what the chapters share: a check that really fails, figures that carry all they need."""
+
+import json
+import re
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from paged import BlockPool, Trace, notebook
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """What a cell would have displayed."""
+    outputs = []
+    monkeypatch.setattr(notebook, "display", outputs.append)
+    return outputs
+
+
+@pytest.mark.parametrize("got, want, complaint", [
+    (torch.zeros(2), torch.zeros(3), "shapes"),
+    (torch.zeros(2), torch.tensor([0.0, 1e-3]), "1.0e-03, allowed 1e-05"),
+    (torch.tensor([0.0, float("nan")]), torch.zeros(2), "nan"),
+])
+def test_check_fails(got, want, complaint):
+    with pytest.raises(AssertionError, match=complaint):
+        notebook.check("decode", got, want)
+
+
+def test_check_passes_in_one_line(capsys):
+    notebook.check("decode", torch.ones(2, dtype=torch.bfloat16), torch.ones(2))
+    notebook.check("nothing", torch.empty(0, 4), torch.empty(0, 4))
+    assert capsys.readouterr().out.count("\n") == 2
+
+
+def test_table_formats_numbers(shown):
+    notebook.table([["a|b", 12345, 0.99612], ["c", 7, 123456.7]], ["name", "count", "share"])
+    assert shown[0].data.splitlines() == ["| name | count | share |", "| :-- | --: | --: |",
+                                          r"| a\|b | 12,345 | 0.9961 |", "| c | 7 | 123,457 |"]
+
+
+def test_source_names_file_and_line(shown):
+    notebook.source(BlockPool.allocate)
+    text = shown[0].data
+    assert re.match(r"`paged/block_pool.py`, from line \d+:\n\n```python\ndef allocate\(self", text)
+
+
+def test_record_finds_both_copies_and_names_what_there_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(notebook, "__file__", str(tmp_path / "paged" / "notebook.py"))
+    for folder, name in (("book/data", "one"), ("paged/data", "two")):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / f"{name}.json").write_text(json.dumps({"name": name}))
+    assert [notebook.record(name)["name"] for name in ("one", "two")] == ["one", "two"]
+    with pytest.raises(FileNotFoundError, match="there are one, two"):
+        notebook.record("three")
+
+
+def test_style_keeps_the_background_clear():
+    import matplotlib
+
+    with matplotlib.rc_context():
+        notebook.style()
+        assert matplotlib.rcParams["figure.facecolor"] == "none"
+
+
+def payload(html: str) -> dict:
+    """The data inside a figure's script."""
+    return json.loads(re.search(r'figure\(document\.getElementById\("[\w-]+"\), (.*)\);\n', html)[1])
+
+
+def test_explorer_computes_every_combination(shown):
+    notebook.explorer("A </script> title", lambda size, n: {"paged": {"used": n, "internal": size}},
+                      {"Size": [1, 2], "Requests": [10, 20, 30]}, {"used": "tokens", "internal": "waste"},
+                      "slots")
+    html = shown[0].data
+    assert payload(html)["amounts"] == [[[n, size]] for size in (1, 2) for n in (10, 20, 30)]
+    assert html.count("</script>") == 1, "data may not end the script"
+    assert "http" not in html.replace("http://www.w3.org", ""), "a figure may load nothing"
+
+
+def test_figures_of_one_page_have_their_own_ids(shown):
+    for _ in range(2):
+        notebook.explorer("t", lambda n: {"b": {"used": n}}, {"n": [1]}, {"used": "tokens"}, "slots")
+    ids = [re.search(r'id="([\w-]+)"', output.data)[1] for output in shown]
+    assert len(set(ids)) == 2
+
+
+def test_film_follows_the_pool(shown):
+    pool = BlockPool(4, trace=Trace())
+    film = notebook.Film(pool, block_size=2)
+    blocks = pool.allocate(2)
+    film.shot("allocated", A=(blocks, ["x", "y", "z"]))
+    fork = pool.fork(blocks)
+    film.shot("forked", A=(blocks, ["x", "y", "z"]), B=(fork, ["x", "y", "z"]))
+    pool.copy_on_write(fork, 1)
+    film.shot("copied", A=(blocks, ["x", "y", "z"]), B=(fork, ["x", "y", "z", "w"]))
+    pool.free(reversed(blocks))
+    film.shot("freed", B=(fork, ["x", "y", "z", "w"]))
+    film.play("A film")
+    frames = payload(shown[0].data)["frames"]
+    assert [frame["touched"] for frame in frames] == [[0, 1], [0, 1], [2], [1]]
+    assert [frame["ref_cnt"] for frame in frames] == [[1, 1, 0, 0], [2, 2, 0, 0], [2, 1, 1, 0], [1, 0, 1, 0]]
+    assert frames[-1]["queue"] == [3, 1]
+    assert frames[-1]["contents"] == [["x", "y"], ["z"], ["z", "w"], []], "a freed block keeps what lay in it"
+    assert frames[0]["events"] == ["KV_BLOCK_ALLOCATE  block=0  free=3", "KV_BLOCK_ALLOCATE  block=1  free=2"]

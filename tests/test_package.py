@@ -1,0 +1,123 @@
+"""Protects the two ways in which the package leaves this folder: modules that need no torch, and the wheel.
+
+The modules of the block logic import in a Python that has neither torch nor NumPy nor xxhash (a browser). A
+wheel built from this tree works in an empty folder, where the notebooks, as Colab opens them, run to the end.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "book"))
+import sync
+
+ROOT = Path(__file__).resolve().parents[1]
+TORCH_FREE = ["block_pool", "prefix_cache", "slots", "scheduler", "memory", "trace", "sampling"]
+NOTEBOOKS = [chapter.with_suffix(".ipynb") for chapter in sync.chapters()]
+
+
+def python(code: str, folder: Path, **environment: str) -> str:
+    """The output of some code in a fresh Python in that folder."""
+    run = subprocess.run([sys.executable, "-c", code], cwd=folder, env={**os.environ, **environment},
+                         capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
+@pytest.mark.parametrize("module", TORCH_FREE)
+def test_imports_in_a_bare_python(module):
+    blocked = {name: None for name in ("torch", "numpy", "xxhash", "triton", "transformers")}
+    python(f"import sys; sys.modules.update({blocked}); import paged.{module}", ROOT)
+
+
+def test_import_is_light():
+    """`import paged` brings in none of the heavy libraries."""
+    python("import paged, sys; assert not {'torch', 'numpy', 'matplotlib'} & set(sys.modules)", ROOT)
+
+
+def requirements() -> dict[str, list]:
+    from packaging.requirements import Requirement
+
+    pins: dict[str, list] = {}
+    for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            pin = Requirement(line)
+            pins.setdefault(pin.name.lower().replace("_", "-"), []).append(pin)
+    return pins
+
+
+@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])
+def test_every_range_has_one_exact_pin_inside_it(version):
+    """requirements.txt holds what pyproject.toml asks for, exactly once for each Python."""
+    from packaging.requirements import Requirement
+
+    environment = {"python_version": version, "python_full_version": f"{version}.9", "sys_platform": "linux"}
+    pins = {name: [pin for pin in found if pin.marker is None or pin.marker.evaluate(environment)]
+            for name, found in requirements().items()}
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    lists = re.findall(r"^(?:dependencies|notebook|book|test) = \[(.*?)\]$", text, re.M | re.S)
+    wanted = [Requirement(item) for items in lists for item in re.findall(r'"([^"]+)"', items)]
+    wanted = [want for want in wanted if want.name != "paged"]
+    assert len(lists) == 4 and len(wanted) > 15
+    for want in wanted:
+        found = pins.get(want.name.lower(), [])
+        assert len(found) == 1, f"{want.name} has {len(found)} pins for Python {version}"
+        pin = next(iter(found[0].specifier))
+        assert pin.operator == "==" and want.specifier.contains(pin.version), f"{found[0]} is not in {want}"
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory):
+    """A folder into which a wheel built from this tree was installed, without its dependencies."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    for command in (["wheel", str(ROOT), "--no-deps", "--no-build-isolation", "-w", str(folder)],
+                    ["install", "--no-deps", "--no-index", "--find-links", str(folder), "--target",
+                     str(folder / "site"), "paged"]):
+        run = subprocess.run(pip + command, capture_output=True, text=True, timeout=300)
+        assert run.returncode == 0, run.stdout + run.stderr
+    return folder / "site"
+
+
+@pytest.mark.xdist_group("wheel")
+def test_wheel_holds_the_package_and_what_it_reads(installed):
+    names = {path.relative_to(installed).as_posix() for path in installed.rglob("*") if path.is_file()}
+    assert {"paged/figures/figures.css", "paged/figures/player.js", "paged/notebook.py"} <= names
+    records = {path.name for path in (ROOT / "book" / "data").glob("*.json")}
+    assert {f"paged/data/{name}" for name in records} <= names
+    strangers = [name for name in names if not name.startswith("paged") and not name.startswith("bin/")]
+    assert not strangers, strangers
+
+
+@pytest.mark.xdist_group("wheel")
+@pytest.mark.book
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_runs_outside_the_checkout(installed, tmp_path, notebook):
+    """The .ipynb that Colab opens, over the installed wheel, in an empty folder."""
+    target = tmp_path / notebook.name
+    target.write_text(notebook.read_text(encoding="utf-8"), encoding="utf-8")
+    code = f"""
+import nbclient, nbformat
+notebook = nbformat.read({str(target)!r}, as_version=4)
+where = nbformat.v4.new_code_cell("import paged; print(paged.__file__)")
+notebook.cells.append(where)
+nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3").execute()
+print(where.outputs[0].text)
+"""
+    assert python(code, tmp_path, PYTHONPATH=str(installed)).strip().startswith(str(installed))
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_first_cell_installs_what_is_missing(notebook):
+    """From the repository of _config.yml, nothing when the package is there, and never another PyTorch."""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    first = next("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    wanted = sync.install_from_repository(f"try:\n    import paged\nexcept ModuleNotFoundError:\n"
+                                          f"    %pip install -q {sync.FROM_CHECKOUT}")
+    assert first == wanted and "git+https://" in first
