@@ -35,3 +35,25 @@ def logits_of(decoder, token_ids: list[int]) -> torch.Tensor:
     """Logits [N, vocab] of a sequence seen whole."""
     ids = torch.tensor(token_ids)
     return decoder.logits(decoder(ids, torch.arange(len(token_ids)), plain_attention))
+
+
+def huggingface_model(config: ModelConfig, seed: int = 0):
+    """The same model in transformers, with random weights (norms and biases too), in float32."""
+    import transformers
+
+    kinds = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+    names = {"num_hidden_layers": "num_layers", "num_attention_heads": "num_heads",
+             "num_key_value_heads": "num_kv_heads"}
+    same = ("vocab_size", "hidden_size", "intermediate_size", "head_dim", "rms_norm_eps", "rope_theta",
+            "rope_scaling", "tie_word_embeddings", "max_position_embeddings")
+    arguments = {name: getattr(config, name) for name in same}
+    arguments |= {theirs: getattr(config, ours) for theirs, ours in names.items()}
+    kind = kinds[config.architecture]
+    theirs = getattr(transformers, f"{kind}Config")(**arguments, eos_token_id=None, bos_token_id=None)
+    model = getattr(transformers, f"{kind}ForCausalLM")(theirs).float().eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            values = torch.randn(weight.shape, generator=generator)
+            weight.copy_(1 + 0.1 * values if name.endswith("norm.weight") else 0.15 * values)
+    return model
