@@ -61,6 +61,7 @@ def from_huggingface(config: dict[str, Any]) -> ModelConfig:
     _refuse(config, "mlp_bias", False, "the MLP has no bias here")
     if model_type != "qwen2":  # Qwen2 always has a Q, K, V bias and no such switch
         _refuse(config, "attention_bias", False, f"{model_type} is supported without attention biases")
+    _need(config, ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"))
     _refuse_sliding_window(config)
     theta, scaling = _rope(config)
     heads = config["num_attention_heads"]
@@ -89,10 +90,11 @@ def from_gguf(fields: dict[str, Any], tensor_names: set[str]) -> ModelConfig:
     if architecture not in ARCHITECTURES:
         raise ValueError(f"The GGUF architecture {architecture!r} is not supported; {_SUPPORTED}.")
 
-    def get(key: str, default: Any = None) -> Any:
-        return fields.get(f"{architecture}.{key}", default)
-
-    _refuse({"expert_count": get("expert_count", 0)}, "expert_count", 0, "mixture-of-experts models are not supported")
+    prefix = architecture + "."
+    own = {key[len(prefix):]: value for key, value in fields.items() if key.startswith(prefix)}
+    get = own.get
+    _need(own, ("block_count", "embedding_length", "feed_forward_length", "attention.head_count"))
+    _refuse(own, "expert_count", 0, "mixture-of-experts models are not supported")
     heads, hidden = get("attention.head_count"), get("embedding_length")
     has_bias = "blk.0.attn_q.bias" in tensor_names
     if has_bias != (architecture == "qwen2"):
@@ -131,6 +133,12 @@ def _refuse(config: dict[str, Any], name: str, expected: Any, because: str) -> N
     value = config.get(name, expected)
     if value is not None and value != expected:
         raise ValueError(f"The config sets {name} to {value!r}: {because}.")
+
+
+def _need(config: dict[str, Any], names: tuple[str, ...]) -> None:
+    missing = [name for name in names if name not in config]
+    if missing:
+        raise ValueError(f"The model's config does not give {', '.join(missing)}: it is incomplete.")
 
 
 def _refuse_sliding_window(config: dict[str, Any]) -> None:
