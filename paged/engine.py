@@ -68,7 +68,7 @@ class Engine:
             whose prompt is not yet computed is ignored. A runner that can work while the CPU schedules has
             `launch(batch) -> handle` and `collect(handle) -> list[int]` instead; an input id of PENDING is the
             token that the request's launch before this one has sampled.
-        tokenizer: has `decode`; needed for text and stop strings only.
+        tokenizer: has `token_bytes`; needed for text and stop strings only.
         eos_token_ids: tokens that end a request unless it says ignore_eos.
         vocab_size: prompts with other token ids are refused; None accepts any.
         trace: receives every event.
@@ -231,10 +231,11 @@ class Engine:
         if request.detokenizer is not None:
             completion = request.completion
             completion.new_text = "" if stopped else request.detokenizer.push(token)
-            stopped = stopped or request.detokenizer.stopped
-            at_end = stopped or len(completion.token_ids) == request.params.max_tokens
-            if at_end and not request.detokenizer.stopped:
+            matched = request.detokenizer.matched is not None
+            if stopped or len(completion.token_ids) == request.params.max_tokens and not matched:
                 completion.new_text += request.detokenizer.finish()
+                matched = request.detokenizer.matched is not None      # in text held back until now
+            stopped = stopped or matched
             completion.text += completion.new_text
         if stopped:
             return "stop"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import time
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -107,14 +107,14 @@ class LLM:
         bar = tqdm(total=len(ids), desc="Requests", disable=not use_tqdm, dynamic_ncols=True)
         try:
             request_ids = [self.engine.add_request(*request) for request in zip(ids, params)]
-            num_tokens = 0
+            num_tokens, start = 0, time.perf_counter()
             while self.engine.has_unfinished():
                 for output in self.engine.step():
                     if output.finished and output.request_id not in outputs:
                         outputs[output.request_id] = output
                         num_tokens += output.metrics.num_output_tokens
-                        bar.set_postfix_str(f"{num_tokens} tokens, {num_tokens / bar.format_dict['elapsed']:.0f}/s",
-                                            refresh=False)
+                        rate = num_tokens / (time.perf_counter() - start)
+                        bar.set_postfix_str(f"{num_tokens} tokens, {rate:.0f}/s", refresh=False)
                         bar.update()
             return [outputs[request_id] for request_id in request_ids]
         except BaseException:
