@@ -167,8 +167,7 @@ class Scheduler:
         cached = len(hits) * self.block_size
         num_tokens = min(len(request.token_ids) - cached, self._budget)
         new = blocks_needed(cached + num_tokens, self.block_size) - len(hits)
-        # A hit that nobody holds is itself one of the free blocks: it cannot be handed out as well.
-        if new > self.pool.num_free() - sum(self.pool.ref_cnt[block] == 0 for block in hits):
+        if new > self._free_beside(hits):
             return False
         self.pool.share(hits)
         request.block_table = hits + self.pool.allocate(new)
@@ -180,6 +179,10 @@ class Scheduler:
         self._budget -= num_tokens
         self._register_ahead(request)
         return True
+
+    def _free_beside(self, hits: list[int]) -> int:
+        """Free blocks to hand out beside the hits: one that nobody holds is in the free queue itself."""
+        return self.pool.num_free() - sum(self.pool.ref_cnt[block] == 0 for block in hits)
 
     def _register_ahead(self, request: Request) -> None:
         """Let requests admitted later in this step share the prompt blocks that this one fills in it.
