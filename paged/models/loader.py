@@ -54,7 +54,7 @@ def load(model: str, device: str | torch.device = "cpu", dtype: str | torch.dtyp
         if path.suffix != ".gguf":
             raise ValueError(f"{model} is a file, and not a .gguf file; name the directory that holds the model.")
         return _load_gguf(path, device, dtype)
-    if not path.is_dir():
+    if not model or not path.is_dir():
         path = _download(str(model))
     return _load_directory(path, device, dtype)
 
@@ -95,8 +95,8 @@ def _fill(decoder: Decoder, readers: Readers, source: Path) -> int:
         raise ValueError(f"The checkpoint {source} lacks {len(missing)} of {len(places)} tensors ({_some(missing)}): "
                          "it is incomplete, or its config belongs to another model.")
     if unused:
-        raise ValueError(f"The checkpoint {source} holds {len(unused)} tensors that a {decoder.config.architecture} "
-                         f"model has no place for ({_some(unused)}): its config belongs to another model.")
+        raise ValueError(f"The checkpoint {source} holds tensors that a {decoder.config.architecture} model has no "
+                         f"place for, {len(unused)} in all ({_some(unused)}): its config belongs to another model.")
     for name, place in tqdm(places.items(), desc="Loading weights", unit="tensor", delay=5, leave=False):
         tensor = readers[name]()
         if tensor.shape != place.shape:

@@ -1,0 +1,160 @@
+"""Protects the reading of GGUF files: names, permuted Q and K, quantized tensors, and the tokenizer and end
+of sequence in the metadata. The files are written by the gguf package from models of transformers."""
+
+from dataclasses import replace
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from small_models import TINY_LLAMA, TINY_MODELS, huggingface_model, logits_of
+
+from paged.models.decoder import rotary_frequencies
+from paged.models.gguf_file import GGUFFile
+from paged.models.loader import load
+
+PROMPT = [3, 17, 92, 5, 41, 88]
+NAMES = {  # written out again, so that a slip in the reader's table shows
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm", "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+}
+
+
+def gguf_name(name):
+    module, _, kind = name.rpartition(".")
+    if not module.startswith("model.layers."):
+        return f"{NAMES[module]}.{kind}"
+    _, _, layer, module = module.split(".", 3)
+    return f"blk.{layer}.{NAMES[module]}.{kind}"
+
+
+def interleave(weight, heads):
+    """What a converter does to Q and K of the Llama architecture: row i of a head's halves beside each other."""
+    rows, columns = weight.shape
+    return weight.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
+
+
+def write(path, config, quantization=None, fields=(), leave_out=(), extra=None):
+    """Write a GGUF file of a random model, and return the model, with the values that the file can hold."""
+    model = huggingface_model(config)
+    writer = gguf.GGUFWriter(path, config.architecture)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_heads)
+    writer.add_head_count_kv(config.num_kv_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_theta)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    tokens = ["<|end|>", "<|turn|>", "Hi", *map(chr, range(33, 127)), *(f"t{i}" for i in range(config.vocab_size - 97))]
+    writer.add_token_list(tokens)
+    writer.add_token_types([3, 3] + [1] * (len(tokens) - 2))
+    writer.add_token_merges(["H i"])
+    writer.add_eos_token_id(0)
+    for key, value in fields:
+        writer.add_key_value(key, *value)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            values, kind = weight.numpy(), None
+            if quantization is not None and values.ndim == 2 and values.shape[1] % 32 == 0:
+                data = gguf.quants.quantize(values, quantization)
+                weight.copy_(torch.tensor(gguf.quants.dequantize(data, quantization)))
+                values, kind = weight.numpy(), quantization
+            if config.architecture == "llama" and ("q_proj" in name or "k_proj" in name):
+                values = interleave(values, config.num_heads if "q_proj" in name else config.num_kv_heads)
+            if name in leave_out:
+                continue
+            if kind is not None:
+                values = gguf.quants.quantize(values, kind)
+            writer.add_tensor(gguf_name(name), np.ascontiguousarray(values), raw_dtype=kind)
+    for name, values in (extra or {}).items():
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return model
+
+
+@torch.no_grad()
+def check_same(model, loaded):
+    expected = model(torch.tensor([PROMPT])).logits[0]
+    torch.testing.assert_close(logits_of(loaded.decoder, PROMPT), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_a_file_computes_what_its_model_computes(name, tmp_path):
+    model = write(tmp_path / "model.gguf", TINY_MODELS[name])
+    loaded = load(tmp_path / "model.gguf")
+    assert loaded.config.__dict__ == pytest.approx(TINY_MODELS[name].__dict__)  # the file keeps float32 numbers
+    assert loaded.eos_token_ids == {0} and loaded.num_weights == len(list(model.parameters()))
+    check_same(model, loaded)
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_1", "Q4_0"])
+def test_quantized_tensors(kind, tmp_path):
+    config = replace(TINY_LLAMA, hidden_size=96, intermediate_size=64, head_dim=16)
+    model = write(tmp_path / "model.gguf", config, quantization=gguf.GGMLQuantizationType[kind])
+    check_same(model, load(tmp_path / "model.gguf"))
+
+
+def test_llama3_frequencies_come_as_a_tensor(tmp_path):
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+               "original_max_position_embeddings": 64}
+    config = replace(TINY_LLAMA, rope_scaling=scaling)
+    divisors = rotary_frequencies(TINY_LLAMA) / rotary_frequencies(config)
+    model = write(tmp_path / "model.gguf", config, extra={"rope_freqs.weight": divisors.numpy()})
+    check_same(model, load(tmp_path / "model.gguf"))
+
+
+def test_every_end_of_sequence_id(tmp_path):
+    write(tmp_path / "model.gguf", TINY_LLAMA, fields=[
+        ("tokenizer.ggml.eot_token_id", (1, gguf.GGUFValueType.UINT32))])
+    assert load(tmp_path / "model.gguf").eos_token_ids == {0, 1}
+
+
+def test_the_tokenizer_of_a_file(tmp_path):
+    write(tmp_path / "model.gguf", TINY_LLAMA)
+    tokenizer = load(tmp_path / "model.gguf").tokenizer
+    assert tokenizer.decode(tokenizer.encode("Hi<|turn|>12")) == "Hi12"
+
+
+def refused(path):
+    with pytest.raises(ValueError) as caught:
+        load(path)
+    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+    return str(caught.value)
+
+
+def test_a_missing_tensor(tmp_path):
+    write(tmp_path / "model.gguf", TINY_LLAMA, leave_out=["model.layers.2.mlp.up_proj.weight"])
+    assert "lacks 1 of 30 tensors (model.layers.2.mlp.up_proj.weight)" in refused(tmp_path / "model.gguf")
+
+
+def test_an_extra_tensor(tmp_path):
+    write(tmp_path / "model.gguf", TINY_LLAMA, extra={"blk.0.attn_sinks.weight": np.zeros(6, np.float32)})
+    assert "attn_sinks" in refused(tmp_path / "model.gguf")
+
+
+def test_a_part_of_a_split_file(tmp_path):
+    write(tmp_path / "model.gguf", TINY_LLAMA, fields=[("split.count", (3, gguf.GGUFValueType.UINT16))])
+    assert "one of 3 parts" in refused(tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize("size", [0, 3, 40, 3000, 60_000])
+def test_a_file_cut_short(size, tmp_path):
+    path = tmp_path / "model.gguf"
+    write(path, TINY_LLAMA)
+    path.write_bytes(path.read_bytes()[:size])
+    assert "not a whole GGUF file" in refused(path)
+
+
+def test_names_are_known_before_a_tensor_is_read(tmp_path):
+    write(tmp_path / "model.gguf", TINY_LLAMA)
+    assert "blk.0.attn_q.weight" in GGUFFile(tmp_path / "model.gguf").names

@@ -1,0 +1,231 @@
+"""Protects loading: what transformers saves, whole or in shards, computes the same here; every weight arrives
+and none is left over; and whatever is wrong with a checkpoint is said in one sentence."""
+
+import json
+
+import huggingface_hub
+import pytest
+import torch
+from huggingface_hub import errors
+from safetensors.torch import load_file, save_file
+from small_models import TINY_LLAMA, TINY_MODELS, TINY_QWEN2, huggingface_model, logits_of
+
+from paged.models.loader import load
+
+PROMPT = [3, 17, 92, 5, 41, 88]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A function that saves a small model once, and gives its directory and its logits."""
+    known = {}
+
+    def save(name, **arguments):
+        key = name, *arguments
+        if key not in known:
+            model = huggingface_model(TINY_MODELS[name])
+            directory = tmp_path_factory.mktemp(name)
+            model.save_pretrained(directory, **arguments)
+            with torch.no_grad():
+                known[key] = directory, model(torch.tensor([PROMPT])).logits[0]
+        return known[key]
+
+    return save
+
+
+@pytest.fixture
+def broken(saved, tmp_path):
+    """A copy of a saved llama whose files a test may damage."""
+    for file in saved("llama")[0].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    return tmp_path
+
+
+def edit(directory, change):
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def refused(directory, kind=ValueError):
+    """The sentence with which a model is refused."""
+    with pytest.raises(kind) as caught:
+        load(directory)
+    sentence = str(caught.value)
+    assert "\n" not in sentence and sentence.endswith(".")
+    return sentence
+
+
+@pytest.mark.parametrize("name", TINY_MODELS)
+@pytest.mark.parametrize("shards", [{}, {"max_shard_size": "40KB"}], ids=["whole", "sharded"])
+def test_what_transformers_saves_computes_the_same(saved, name, shards):
+    directory, expected = saved(name, **shards)
+    assert len(list(directory.glob("*.safetensors"))) == 1 or shards
+    loaded = load(str(directory))
+    assert loaded.config == TINY_MODELS[name] and loaded.tokenizer is None
+    assert loaded.num_weights == len(list(huggingface_model(TINY_MODELS[name]).parameters()))
+    torch.testing.assert_close(logits_of(loaded.decoder, PROMPT), expected, atol=1e-4, rtol=0)
+
+
+def test_the_spelling_of_transformers_4(broken, saved):
+    config = json.loads((broken / "config.json").read_text())
+    rope = config.pop("rope_parameters", {})
+    config["rope_theta"] = rope.get("rope_theta", config.get("rope_theta"))
+    config["torch_dtype"] = config.pop("dtype", "float32")
+    (broken / "config.json").write_text(json.dumps(config))
+    torch.testing.assert_close(logits_of(load(broken).decoder, PROMPT), saved("llama")[1], atol=1e-4, rtol=0)
+
+
+def test_redundant_tensors_are_passed_over(tmp_path):
+    model = huggingface_model(TINY_QWEN2)
+    model.save_pretrained(tmp_path)
+
+    def change(tensors):
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(5)
+
+    edit(tmp_path, change)
+    with torch.no_grad():
+        expected = model(torch.tensor([PROMPT])).logits[0]
+    torch.testing.assert_close(logits_of(load(tmp_path).decoder, PROMPT), expected, atol=1e-4, rtol=0)
+
+
+def test_a_missing_tensor(broken):
+    edit(broken, lambda tensors: tensors.pop("model.layers.1.self_attn.k_proj.weight"))
+    sentence = refused(broken)
+    assert "lacks 1 of 30 tensors (model.layers.1.self_attn.k_proj.weight)" in sentence
+
+
+def test_many_missing_tensors_are_not_all_listed(broken):
+    edit(broken, lambda tensors: [tensors.pop(name) for name in list(tensors) if "mlp" in name])
+    assert "lacks 9 of 30" in refused(broken) and len(refused(broken)) < 500
+
+
+def test_an_extra_tensor(broken):
+    edit(broken, lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(72)}))
+    sentence = refused(broken)
+    assert "no place for, 1 in all (model.layers.0.self_attn.q_proj.bias)" in sentence
+
+
+def test_a_tensor_of_the_wrong_shape(broken):
+    edit(broken, lambda tensors: tensors.update({"model.norm.weight": torch.zeros(71)}))
+    assert "model.norm.weight" in refused(broken) and "[71], and the config asks for [72]" in refused(broken)
+
+
+def test_a_scalar_does_not_spread_over_a_weight(broken):
+    edit(broken, lambda tensors: tensors.update({"model.norm.weight": torch.zeros(1)}))
+    assert "[1], and the config asks for [72]" in refused(broken)
+
+
+def test_a_config_and_no_weights(broken):
+    (broken / "model.safetensors").unlink()
+    assert "no weights in .safetensors files" in refused(broken, FileNotFoundError)
+    (broken / "pytorch_model.bin").write_bytes(b"")
+    assert "pytorch_model.bin" in refused(broken, FileNotFoundError)
+
+
+def test_a_missing_shard(saved, tmp_path):
+    for file in saved("llama", max_shard_size="40KB")[0].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    shard = sorted(tmp_path.glob("*.safetensors"))[1]
+    shard.unlink()
+    assert shard.name in refused(tmp_path, FileNotFoundError)
+
+
+def test_a_file_cut_short(broken):
+    path = broken / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:5000])
+    assert "not a whole safetensors file" in refused(broken)
+
+
+def test_weights_without_a_config(broken):
+    (broken / "config.json").unlink()
+    assert "no config.json" in refused(broken, FileNotFoundError)
+
+
+def test_a_config_that_is_not_json(broken):
+    (broken / "config.json").write_text("{'model_type': ")
+    assert "not valid JSON" in refused(broken)
+
+
+@pytest.mark.parametrize("name", ["no-such-model", "./no/such/directory", "/no/such/directory", "no/such/model.gguf", ""])
+def test_a_name_that_is_nothing(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sentence = refused(name, FileNotFoundError)
+    assert repr(name) in sentence and "'default'" in sentence
+
+
+def test_a_file_that_is_not_a_model(tmp_path):
+    path = tmp_path / "model.bin"
+    path.write_bytes(b"")
+    assert "not a .gguf file" in refused(path)
+
+
+@pytest.mark.parametrize("error, kind, said", [
+    (ConnectionError("no route"), ConnectionError, "cannot be reached"),
+    (errors.LocalEntryNotFoundError("nothing cached"), ConnectionError, "cannot be reached"),
+    (errors.OfflineModeIsEnabled("offline"), ConnectionError, "cannot be reached"),
+])
+def test_a_hub_id_without_a_network(error, kind, said, monkeypatch):
+    def fail(*arguments, **options):
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    sentence = refused("some-owner/some-model", kind)
+    assert "'some-owner/some-model'" in sentence and said in sentence
+
+
+def test_a_hub_id_is_downloaded_and_read(saved, monkeypatch):
+    asked = []
+
+    def download(name, **options):
+        asked.append(name)
+        return str(saved("llama")[0])
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert load("some-owner/some-model").config == TINY_LLAMA
+    assert asked == ["some-owner/some-model"]
+
+
+@pytest.mark.parametrize("config, generation, expected", [
+    (7, None, {7}), (7, 9, {9}), (7, [9, 11], {9, 11}), ([5, 6], None, {5, 6}), (None, None, set()),
+])
+def test_end_of_sequence_ids(broken, config, generation, expected):
+    values = json.loads((broken / "config.json").read_text()) | {"eos_token_id": config}
+    (broken / "config.json").write_text(json.dumps(values))
+    (broken / "generation_config.json").unlink(missing_ok=True)
+    if generation is not None:
+        (broken / "generation_config.json").write_text(json.dumps({"eos_token_id": generation}))
+    assert load(broken).eos_token_ids == expected
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", torch.bfloat16])
+def test_dtype(saved, dtype):
+    directory, expected = saved("llama")
+    decoder = load(directory, dtype=dtype).decoder
+    assert decoder.embedding.dtype == torch.bfloat16
+    assert (logits_of(decoder, PROMPT) - expected).abs().max() / expected.abs().max() < 0.05
+
+
+def test_float32_is_the_dtype_of_the_cpu(tmp_path):
+    huggingface_model(TINY_LLAMA).bfloat16().save_pretrained(tmp_path)
+    assert load(tmp_path).decoder.embedding.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", ["float8", "int8", torch.float64, None])
+def test_a_dtype_that_is_not_supported(saved, dtype):
+    with pytest.raises(ValueError, match="is not supported; use 'auto', 'float32'"):
+        load(saved("llama")[0], dtype=dtype)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_gpu_that_is_not_there(saved):
+    with pytest.raises(ValueError, match="sees no GPU"):
+        load(saved("llama")[0], device="cuda")
+
+
+@pytest.mark.gpu
+def test_the_checkpoints_own_dtype_on_a_gpu(tmp_path):
+    huggingface_model(TINY_LLAMA).half().save_pretrained(tmp_path)
+    assert load(tmp_path, device="cuda").decoder.embedding.dtype == torch.float16
