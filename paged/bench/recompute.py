@@ -1,0 +1,148 @@
+"""What a decode step costs with and without a KV cache.
+
+    python -m paged.bench.recompute [--output FILE]
+
+Both loops run the package's decoder at the shapes of Qwen3-0.6B, on one request, and produce the same tokens.
+They differ in nothing but which tokens go through the decoder, and in where its attention finds K and V.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import time
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import paged
+from paged.models.config import ModelConfig
+from paged.models.decoder import Decoder, random_decoder
+
+
+def qwen3_shapes(num_layers: int) -> ModelConfig:
+    """Qwen3-0.6B with fewer layers, and a small vocabulary: the head is not what is measured."""
+    return ModelConfig("qwen3", vocab_size=1024, hidden_size=1024, intermediate_size=3072, num_layers=num_layers,
+                       num_heads=16, num_kv_heads=8, head_dim=128, qk_norm=True, rope_theta=1e6,
+                       tie_word_embeddings=True, max_position_embeddings=40_960)
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Contiguous SDPA; q [n, num_heads, head_dim] are the last n of the tokens of k and v."""
+    mask = None
+    if 1 < len(q) < len(k):
+        mask = torch.ones(len(q), len(k), dtype=torch.bool, device=q.device).tril(len(k) - len(q))
+    out = F.scaled_dot_product_attention(*(x.transpose(0, 1)[None] for x in (q, k, v)), attn_mask=mask,
+                                         is_causal=len(q) == len(k), enable_gqa=True)
+    return out[0].transpose(0, 1)
+
+
+class ContiguousCache:
+    """K and V of one request, for every layer in one reserved stretch of max_len tokens."""
+
+    def __init__(self, config: ModelConfig, max_len: int, device="cpu", dtype=torch.float32):
+        shape = (config.num_layers, max_len, config.num_kv_heads, config.head_dim)
+        self.k, self.v = (torch.empty(shape, device=device, dtype=dtype) for _ in "kv")
+        self.seq_len = 0
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Keep K and V of the new tokens, then attend over all tokens so far."""
+        start, end = self.seq_len, self.seq_len + len(k)
+        self.k[layer, start:end], self.v[layer, start:end] = k, v
+        if layer == len(self.k) - 1:
+            self.seq_len = end
+        return causal_attention(q, self.k[layer, :end], self.v[layer, :end])
+
+
+def decode_without_cache(decoder: Decoder, prompt: Tensor, steps: int) -> Iterator[Tensor]:
+    """The greedy token of each step; every step puts the whole sequence through the decoder."""
+    token_ids = prompt
+    for _ in range(steps):
+        positions = torch.arange(len(token_ids), device=prompt.device)
+        hidden = decoder(token_ids, positions, lambda layer, q, k, v: causal_attention(q, k, v))
+        token = decoder.logits(hidden[-1:]).argmax(-1)
+        token_ids = torch.cat((token_ids, token))
+        yield token
+
+
+def decode_with_cache(decoder: Decoder, prompt: Tensor, steps: int) -> Iterator[Tensor]:
+    """The same tokens; the first step is the prefill, each later one puts one token through the decoder."""
+    cache = ContiguousCache(decoder.config, len(prompt) + steps, prompt.device, decoder.embedding.dtype)
+    new = prompt
+    for _ in range(steps):
+        positions = torch.arange(cache.seq_len, cache.seq_len + len(new), device=prompt.device)
+        hidden = decoder(new, positions, cache.attend)
+        new = decoder.logits(hidden[-1:]).argmax(-1)
+        yield new
+
+
+def step_seconds(steps: Iterator[Tensor]) -> list[float]:
+    """Seconds of each step, the GPU's work included."""
+    seconds, start = [], time.perf_counter()
+    for token in steps:
+        token.item()  # waits for the device
+        now = time.perf_counter()
+        seconds.append(now - start)
+        start = now
+    return seconds
+
+
+def measure(device: str, dtype: torch.dtype) -> dict:
+    """Two experiments: 20 steps in a fresh process, then warm; and a single step over the length of the context."""
+    # cuDNN's attention prepares a plan for every new length, tens of milliseconds each: measure another kernel.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    loops = {"without": decode_without_cache, "with": decode_with_cache}
+    contexts = [50, 200, 500]
+    prompt = lambda n: torch.arange(n, device=device) % 1024  # noqa: E731
+
+    def run(decoder, loop, context, steps):
+        seconds = step_seconds(loops[loop](decoder, prompt(context), steps + 1))
+        return seconds[1:]  # the first is the prefill of both loops
+
+    decoder = random_decoder(qwen3_shapes(1), device=device, dtype=dtype)
+    record = {"contexts": contexts, "steps": 20,
+              "cold_s": {loop: [sum(run(decoder, loop, n, 20)) for n in contexts] for loop in loops},
+              "warm_s": {loop: [[sum(run(decoder, loop, n, 20)) for _ in range(20)] for n in contexts]
+                         for loop in loops}}
+    decoder = random_decoder(qwen3_shapes(28), device=device, dtype=dtype)
+    lengths = [2 ** i for i in range(6, 16)]
+    for loop in loops:
+        for n in lengths:
+            run(decoder, loop, n, 9)
+    record["curve"] = {"num_layers": 28, "contexts": lengths,
+                       "step_s": {loop: [run(decoder, loop, n, 9) for n in lengths] for loop in loops}}
+    return record
+
+
+def main() -> None:
+    """Measure on the GPU, or on the CPU where there is none, and print or write the record."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", help="JSON file to write")
+    arguments = parser.parse_args()
+    cuda = torch.cuda.is_available()
+    record = {
+        "command": "python -m paged.bench.recompute", "date": time.strftime("%Y-%m-%d"),
+        "device": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
+        "driver": _driver() if cuda else None, "paged": paged.__version__,
+        "dtype": "bfloat16" if cuda else "float32", "torch": torch.__version__, "cuda": torch.version.cuda,
+        "python": platform.python_version(), "model": "Qwen3-0.6B shapes, random weights, vocabulary 1,024"}
+    record |= measure("cuda" if cuda else "cpu", torch.bfloat16 if cuda else torch.float32)
+    text = "{\n" + ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in record.items()) + "\n}"
+    if arguments.output:
+        with open(arguments.output, "w", encoding="utf-8") as file:
+            file.write(text + "\n")
+    else:
+        print(text)
+
+
+def _driver() -> str:
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    return subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
+
+
+if __name__ == "__main__":
+    main()
