@@ -76,10 +76,13 @@ class Tokenizer:
             raise ValueError(f"The GGUF file's tokenizer ({kind!r}, words cut as {words!r}) is not supported; known "
                              f"are 'gpt2' with {', '.join(_GGUF_WORDS)}. Use the model's Hugging Face directory.")
         tokens = fields["tokenizer.ggml.tokens"]
-        backend = tokenizers.Tokenizer(models.BPE(
-            vocab={token: index for index, token in enumerate(tokens)},
-            merges=[tuple(pair.split(" ")) for pair in fields["tokenizer.ggml.merges"]],
-            ignore_merges=words == "llama-bpe"))
+        merges = [tuple(pair.split(" ")) for pair in fields.get("tokenizer.ggml.merges", ())]
+        try:
+            model = models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=merges,
+                               ignore_merges=words == "llama-bpe")
+        except Exception as error:  # the library raises nothing narrower
+            raise ValueError(f"The GGUF file's tokenizer is damaged ({error}): download it again.") from error
+        backend = tokenizers.Tokenizer(model)
         digits, pattern = _GGUF_WORDS[words]
         steps = [pre_tokenizers.Digits(individual_digits=True)] if digits else []
         if pattern:
