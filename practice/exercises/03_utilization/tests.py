@@ -11,29 +11,29 @@ def workload():
 
 def cases():
     yield "the 200 requests of the chapter, reserved", """
-        utilization_reserved(workload(), 4096)      # ≈ 46.2
+        utilization_reserved(workload(), 4096)      # ≈ 0.462
     """
     yield "the 200 requests of the chapter, paged", """
-        utilization_paged(workload(), 1)            # ≈ 100.0
-        utilization_paged(workload(), 16)           # ≈ 99.6
-        utilization_paged(workload(), 64)           # ≈ 98.3
-        utilization_paged(workload(), 256)          # ≈ 93.2
+        utilization_paged(workload(), 1)            # ≈ 1.000
+        utilization_paged(workload(), 16)           # ≈ 0.996
+        utilization_paged(workload(), 64)           # ≈ 0.983
+        utilization_paged(workload(), 256)          # ≈ 0.932
     """
     yield "a request that fills its last block exactly gets no block more", """
-        utilization_paged([(4, 4)], 4)              # → 100.0
-        utilization_paged([(4, 3)], 4)              # → 87.5
-        utilization_paged([(4, 5)], 4)              # → 75.0
+        utilization_paged([(4, 4)], 4)              # → 1.0
+        utilization_paged([(4, 3)], 4)              # → 0.875
+        utilization_paged([(4, 5)], 4)              # → 0.75
     """
     yield "prompt and output share a block", """
-        utilization_paged([(1, 1)], 2)              # → 100.0
-        utilization_paged([(3, 2)], 5)              # → 100.0
+        utilization_paged([(1, 1)], 2)              # → 1.0
+        utilization_paged([(3, 2)], 5)              # → 1.0
     """
     yield "a request as long as the maximum fits", """
-        utilization_reserved([(5, 3)], 8)           # → 100.0
+        utilization_reserved([(5, 3)], 8)           # → 1.0
     """
     yield "no requests", """
-        utilization_reserved([], 8)                 # → 100.0
-        utilization_paged([], 8)                    # → 100.0
+        utilization_reserved([], 8)                 # → 1.0
+        utilization_paged([], 8)                    # → 1.0
     """
     yield "one impossible request among possible ones", """
         utilization_reserved([(1, 1), (8, 1), (2, 2)], 8)   # raises ValueError
@@ -44,7 +44,7 @@ def cases():
     """
     yield "the list of requests is left as it was", """
         requests = [(3, 2), (1, 7)]
-        utilization_reserved(requests, 8)           # → 81.25
-        utilization_paged(requests, 4)              # → 81.25
+        utilization_reserved(requests, 8)           # → 0.8125
+        utilization_paged(requests, 4)              # → 0.8125
         requests                                    # → [(3, 2), (1, 7)]
     """

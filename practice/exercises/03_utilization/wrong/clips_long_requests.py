@@ -3,11 +3,11 @@
 
 def utilization_reserved(requests, max_model_len):
     rows = len(requests) * max_model_len
-    return 100.0 * sum(min(p + o, max_model_len) for p, o in requests) / rows if rows else 100.0
+    return sum(min(p + o, max_model_len) for p, o in requests) / rows if rows else 1.0
 
 
 def utilization_paged(requests, block_size):
     if block_size < 1:
         raise ValueError
     rows = sum(-(-(p + o) // block_size) * block_size for p, o in requests)
-    return 100.0 * sum(p + o for p, o in requests) / rows if rows else 100.0
+    return sum(p + o for p, o in requests) / rows if rows else 1.0

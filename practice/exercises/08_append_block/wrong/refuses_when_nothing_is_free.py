@@ -1,0 +1,10 @@
+"""Looks at the free blocks before it asks whether one is needed."""
+
+def append_block(block_table: list[int], num_tokens: int, block_size: int, free_blocks: list[int]) -> bool:
+    """Make room for token number num_tokens, with at most one new block; False if there is none."""
+    if not free_blocks:
+        return False
+    if len(block_table) * block_size >= num_tokens:
+        return True
+    block_table.append(free_blocks.pop(0))
+    return True
