@@ -1,8 +1,8 @@
 """Write the .ipynb of every chapter from its .md: python book/sync.py [--check] [chapter.md ...]
 
 The .md is the source; the .ipynb beside it is what Colab opens. It holds no outputs, and each cell's id is
-made from the cell's text, so that an unchanged chapter gives the same file, byte for byte. The install cell of
-the .md installs the checkout it lies in; in the .ipynb it installs the repository named in _config.yml.
+made from the cell's text, so that an unchanged chapter gives the same file byte for byte. The install cell
+of the .md installs the checkout it lies in; in the .ipynb it installs the repository named in _config.yml.
 """
 
 from __future__ import annotations

@@ -23,7 +23,8 @@ NOTEBOOKS = [chapter.with_suffix(".ipynb") for chapter in sync.chapters()]
 
 def python(code: str, folder: Path, **environment: str) -> str:
     """The output of some code in a fresh Python in that folder."""
-    run = subprocess.run([sys.executable, "-c", code], cwd=folder, env={**os.environ, **environment},
+    inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    run = subprocess.run([sys.executable, "-c", code], cwd=folder, env={**inherited, **environment},
                          capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout
