@@ -108,19 +108,23 @@ def _likeliest(weights: Tensor, params: Sequence[Any]) -> tuple[Tensor, Tensor]:
     """Top-k, then top-p among what it left: weights and token ids [rows, n], likeliest first, 0 where cut."""
     vocab = weights.shape[-1]
     k = torch.tensor([p.top_k or vocab for p in params], device=weights.device)[:, None]
-    share = _column([p.top_p for p in params], weights) * (1 - 1e-6)  # reached, give or take the rounding
+    # A share is reached when rounding alone keeps the sum from it; the whole is never reached.
+    share = _column([p.top_p * (1 - 1e-6) if p.top_p < 1 else 2.0 for p in params], weights)
     total = weights.sum(dim=-1, keepdim=True)
-    short = all(0 < p.top_k <= HEAD for p in params)
-    # Sorting a vocabulary costs ten times what finding its head costs, and the head nearly always holds
-    # the answer. To see whether it does is free on the CPU; on a GPU it would be a wait for the device.
-    for size in [min(HEAD, vocab)] if short else [min(HEAD, vocab), vocab] if weights.is_cpu else [vocab]:
+    # Sorting a vocabulary costs ten times what finding its head costs, and the head nearly always holds the
+    # answer: it does if all that stays is likelier than the head's last token. To look is free on the CPU;
+    # on a GPU it would be a wait for the device.
+    looks = weights.is_cpu and not any(HEAD < p.top_k < vocab for p in params)
+    fits = all(0 < p.top_k <= HEAD for p in params)
+    for size in [min(HEAD, vocab), vocab] if looks or fits else [vocab]:
         head, ids = _sorted(weights, size)
-        head = head.masked_fill(torch.arange(size, device=weights.device) >= k, 0)
-        reached = head.cumsum(dim=-1)
+        inside = head.masked_fill(torch.arange(size, device=weights.device) >= k, 0)
+        reached = inside.cumsum(dim=-1)
         target = share * torch.where(k <= size, reached[:, -1:], total)
-        if size == vocab or short or ((k <= size) | (k >= vocab) & (reached[:, -1:] >= target)).all():
+        kept = inside.masked_fill(reached - inside >= target, 0)  # it stays while those before it fall short
+        if not looks or size == vocab or ((kept == 0) | (kept > head[:, -1:])).all():
             break
-    return head.masked_fill(reached - head >= target, 0), ids  # a token stays while those before it fall short
+    return kept, ids
 
 
 def _sorted(weights: Tensor, size: int) -> tuple[Tensor, Tensor]:
