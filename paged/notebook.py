@@ -19,6 +19,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import json
+import textwrap
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
@@ -55,10 +56,11 @@ def style() -> None:
 def source(*objects: Callable) -> None:
     """Show the source of functions, methods or classes of the package, each with the file it stands in."""
     for thing in objects:
-        lines, start = inspect.getsourcelines(thing)
-        path = "/".join(Path(inspect.getsourcefile(thing)).parts[-len(thing.__module__.split(".")):])
-        code = inspect.cleandoc("\n" + "".join(lines))
-        display(Markdown(f"`{path}`, from line {start}:\n\n```python\n{code}\n```"))
+        function = getattr(thing, "fn", thing)  # Triton wraps its kernels.
+        lines, start = inspect.getsourcelines(function)
+        path = Path(inspect.getsourcefile(function)).relative_to(Path(__file__).parent.parent)
+        code = textwrap.dedent("".join(lines)).rstrip()
+        display(Markdown(f"`{path.as_posix()}`, from line {start}:\n\n```python\n{code}\n```"))
 
 
 def check(name: str, got, want, atol: float = 1e-5) -> None:

@@ -41,9 +41,13 @@ def test_table_formats_numbers(shown):
 
 
 def test_source_names_file_and_line(shown):
-    notebook.source(BlockPool.allocate)
-    text = shown[0].data
-    assert re.match(r"`paged/block_pool.py`, from line \d+:\n\n```python\ndef allocate\(self", text)
+    from paged.attention import paged_attention
+
+    notebook.source(BlockPool.allocate, paged_attention)
+    for output, start in zip(shown, (r"paged/block_pool.py`, from line \d+:\n\n```python\ndef allocate\(self",
+                                     r"paged/attention/__init__.py`, from line \d+:\n\n```python\ndef "),
+                             strict=True):
+        assert re.match("`" + start, output.data)
 
 
 def test_record_finds_both_copies_and_names_what_there_is(tmp_path, monkeypatch):
