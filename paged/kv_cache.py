@@ -92,7 +92,8 @@ def gather(k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: Sequence[i
            seq_len: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The first seq_len rows of a block table, in order, out of one layer's cache.
 
-    Raises ValueError when the table is too short for seq_len.
+    Raises ValueError when the table is too short for seq_len; on a CPU, IndexError for a block that is not in the
+    cache.
     """
     block_size = k_cache.shape[1]
     num_blocks = -(-seq_len // block_size)
@@ -100,6 +101,9 @@ def gather(k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: Sequence[i
         raise ValueError(f"{seq_len} tokens need {num_blocks} blocks of {block_size}; the block table has "
                          f"{len(block_table)}")
     blocks = torch.as_tensor(block_table[:num_blocks], dtype=torch.long, device=k_cache.device)
+    # Through PyTorch's indexing, −1 (the padding of a table) would read the last block.
+    if not blocks.is_cuda and num_blocks and not 0 <= int(blocks.min()) <= int(blocks.max()) < len(k_cache):
+        raise IndexError(f"blocks {blocks.tolist()} do not all lie in this cache of {len(k_cache)} blocks")
     k = k_cache[blocks].flatten(0, 1)[:seq_len]
     v = v_cache[blocks].flatten(0, 1)[:seq_len]
     return k, v

@@ -1,0 +1,140 @@
+"""The K and V tensors: what is written through slots comes back through block tables; nothing else changes.
+
+Protects: one allocation and one view of it a layer; slot −1 writes nothing (vLLM issue 43810); rows that
+nobody wrote are never read; K and V as strided slices of a fused projection; block copies that read first.
+"""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paged import PagedKVCache, slot_mapping_for
+
+
+def nan_cache(num_layers=1, num_blocks=4, block_size=4, num_kv_heads=2, head_dim=3, dtype=torch.float32):
+    kv = PagedKVCache(num_layers, num_blocks, block_size, num_kv_heads, head_dim, dtype=dtype)
+    kv.data.fill_(float("nan"))
+    return kv
+
+
+def tokens(n, kv, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(2, n, kv.num_kv_heads, kv.head_dim, generator=generator)
+
+
+def test_layers_are_views_of_one_allocation():
+    kv = PagedKVCache(3, 5, 4, 2, 8, dtype=torch.bfloat16)
+    for layer in range(3):
+        assert kv.k[layer].shape == kv.v[layer].shape == (5, 4, 2, 8)
+        assert kv.k[layer].dtype == torch.bfloat16
+    everything = {tensor.untyped_storage().data_ptr() for tensor in (*kv.k, *kv.v)}
+    assert everything == {kv.data.untyped_storage().data_ptr()}
+    assert kv.block_bytes == 2 * 3 * 4 * 2 * 8 * 2 and kv.block_bytes * 5 == kv.data.nbytes
+
+
+@given(block_size=st.integers(1, 5), seq_len=st.integers(0, 12), seed=st.integers(0, 99), data=st.data())
+def test_what_is_written_through_slots_comes_back_through_the_table(block_size, seq_len, seed, data):
+    kv = nan_cache(num_layers=2, num_blocks=13, block_size=block_size)
+    table = data.draw(st.permutations(range(13)))[:-(-seq_len // block_size)]
+    slots = slot_mapping_for(table, range(seq_len), block_size)
+    k, v = tokens(seq_len, kv, seed)
+    cut = data.draw(st.integers(0, seq_len))                       # in two chunks, the second as a tensor
+    kv.write(1, slots[:cut], k[:cut], v[:cut])
+    kv.write(1, torch.tensor(slots[cut:], dtype=torch.int32), k[cut:], v[cut:])
+    for padding in ([], [-1, -1]):                                 # behind the context nothing is looked at
+        got_k, got_v = kv.gather(1, table + padding, seq_len)
+        assert torch.equal(got_k, k) and torch.equal(got_v, v)
+    written = ~torch.isnan(kv.k[1].flatten(0, 1)[:, 0, 0])
+    assert written.nonzero().flatten().tolist() == sorted(slots)
+    assert torch.isnan(kv.data[:, 0]).all(), "the other layer is untouched"
+
+
+def test_padding_writes_nothing():
+    """Batch of 3 in a graph for 4: through PyTorch's indexing, −1 is the last row of the last block."""
+    kv = nan_cache()
+    k, v = tokens(1, kv)
+    kv.write(0, [15], k, v)
+    before = kv.data.clone()
+    padded_k, padded_v = tokens(4, kv, seed=1)
+    kv.write(0, [0, 5, -1, -1], padded_k, padded_v)
+    assert torch.equal(kv.k[0][3, 3], k[0]) and torch.equal(kv.v[0][3, 3], v[0])
+    assert torch.equal(kv.k[0][0, 0], padded_k[0]) and torch.equal(kv.v[0][1, 1], padded_v[1])
+    changed = (~torch.isclose(kv.data, before, equal_nan=True)).flatten(2, 3)[0, 0].any(-1).any(-1)
+    assert changed.nonzero().flatten().tolist() == [0, 5]
+    kv.write(0, [-1, -1], padded_k[:2], padded_v[:2])
+    kv.write(0, [], padded_k[:0], padded_v[:0])
+
+
+def test_unused_rows_are_never_read():
+    """A context of 3 in a block of 4: the fourth row is NaN and stays out."""
+    kv = nan_cache()
+    k, v = tokens(3, kv)
+    kv.write(0, slot_mapping_for([2], range(3), 4), k, v)
+    got_k, got_v = kv.gather(0, [2], 3)
+    assert torch.equal(got_k, k) and not torch.isnan(got_v).any()
+    empty_k, empty_v = kv.gather(0, [], 0)
+    assert empty_k.shape == empty_v.shape == (0, 2, 3)
+
+
+def test_strided_slices_of_a_fused_projection():
+    kv = nan_cache(num_kv_heads=2, head_dim=3)
+    qkv = torch.randn(5, (4 + 2 + 2) * 3)
+    _, k, v = qkv.split([12, 6, 6], dim=1)
+    k, v = k.view(5, 2, 3), v.view(5, 2, 3)
+    assert not k.is_contiguous()
+    kv.write(0, [3, 2, 1, 0, 7], k, v)
+    got_k, got_v = kv.gather(0, [0, 1], 8)
+    assert torch.equal(got_k[[3, 2, 1, 0, 7]], k) and torch.equal(got_v[[3, 2, 1, 0, 7]], v)
+
+
+def test_values_are_cast_to_the_type_of_the_cache():
+    kv = nan_cache(dtype=torch.bfloat16)
+    k, v = tokens(2, kv)
+    kv.write(0, [0, 1], k, v)
+    got_k, _ = kv.gather(0, [0], 2)
+    assert got_k.dtype == torch.bfloat16 and torch.equal(got_k, k.bfloat16())
+
+
+def test_copied_blocks_are_read_before_any_is_written():
+    """A block that is the destination of one copy may be the source of another of the same step."""
+    kv = nan_cache(num_layers=2)
+    for layer in range(2):
+        for block in range(3):
+            k, v = tokens(4, kv, seed=10 * layer + block)
+            kv.write(layer, slot_mapping_for([block], range(4), 4), k, v)
+    before = kv.data.clone()
+    kv.copy_blocks([(0, 1), (1, 2), (0, 3)])
+    assert torch.equal(kv.data[:, :, 1], before[:, :, 0])
+    assert torch.equal(kv.data[:, :, 2], before[:, :, 1])
+    assert torch.equal(kv.data[:, :, 3], before[:, :, 0])
+    assert torch.equal(kv.data[:, :, 0], before[:, :, 0])
+    kv.copy_blocks([])
+
+
+@pytest.mark.parametrize("name", ["num_layers", "num_blocks", "block_size", "num_kv_heads", "head_dim"])
+def test_a_shape_of_nothing_is_refused(name):
+    shape = dict(num_layers=1, num_blocks=1, block_size=1, num_kv_heads=1, head_dim=1)
+    with pytest.raises(ValueError, match=f"{name} is 0"):
+        PagedKVCache(**{**shape, name: 0})
+
+
+def test_writes_that_do_not_fit_are_refused_and_write_nothing():
+    kv = nan_cache()
+    k, v = tokens(2, kv)
+    for bad_k, bad_v in [(k[:1], v), (k, v[:1]), (k[:, :1], v), (k, v[..., :2])]:
+        with pytest.raises(ValueError, match="2 slots of this cache take \\(2, 2, 3\\)"):
+            kv.write(0, [0, 1], bad_k, bad_v)
+    for slots in ([0, 16], [0, -2], [-1, 99]):
+        with pytest.raises(IndexError, match="cache of 16 rows"):
+            kv.write(0, slots, k, v)
+    assert torch.isnan(kv.data).all()
+
+
+def test_reads_that_do_not_fit_are_refused():
+    kv = nan_cache()
+    with pytest.raises(ValueError, match="9 tokens need 3 blocks of 4; the block table has 2"):
+        kv.gather(0, [0, 1], 9)
+    for table in ([0, 4], [-1, 0]):                                # −1, the padding of a table, is no block
+        with pytest.raises(IndexError, match="cache of 4 blocks"):
+            kv.gather(0, table, 5)
