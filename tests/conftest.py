@@ -6,6 +6,12 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+import torch
+
+# Before triton is imported anywhere: without a GPU its kernels run in the interpreter.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("paged", deadline=None, derandomize=True, print_blob=True,
@@ -15,10 +21,6 @@ settings.load_profile("paged")
 
 def pytest_collection_modifyitems(items):
     """Skip tests marked gpu where there is no CUDA device."""
-    if not any(item.get_closest_marker("gpu") for item in items):
-        return
-    import torch
-
     if not torch.cuda.is_available():
         skip = pytest.mark.skip(reason="needs a CUDA device")
         for item in items:

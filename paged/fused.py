@@ -1,0 +1,318 @@
+"""The decoder's small operations as Triton kernels: one pass over memory each, where PyTorch takes several.
+
+    add_rms_norm       residual += x, then its RMSNorm
+    rotate_and_store   per-head RMSNorm, rotary embedding, and K and V straight into their slots
+    silu_mul           silu(gate) × up
+    matvec             one token times a weight matrix, with the norm before it and the residual after it inside
+    sample             Gumbel-max over the vocabulary: one pass, no softmax, no sort
+    prepare            what a step reads, from what stays on the GPU: token ids, slots, block tables
+
+Each is held to the plain decoder and sampler by tests; the decoder that uses them is in `models/fused_decoder.py`.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _add_rms_norm_kernel(x_ptr, residual_ptr, weight_ptr, out_ptr, eps, WIDTH: tl.constexpr,
+                         PADDED: tl.constexpr, ADD: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, PADDED)
+    inside = column < WIDTH
+    at = row * WIDTH + column
+    x = tl.load(residual_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        x += tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        x = x.to(residual_ptr.dtype.element_ty)            # the norm sees what the next layer will see
+        tl.store(residual_ptr + at, x, mask=inside)
+        x = x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x * x, 0) / WIDTH + eps)
+    weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + at, (x * scale * weight).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def add_rms_norm(x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Add x to residual in place (unless x is None) and return the RMSNorm of the sum; all [tokens, hidden]."""
+    width = residual.shape[1]
+    out = torch.empty_like(residual)
+    _add_rms_norm_kernel[len(residual),](residual if x is None else x, residual, weight, out, eps, WIDTH=width,
+                                         PADDED=triton.next_power_of_2(width), ADD=x is not None,
+                                         num_warps=4 if width <= 2048 else 8)
+    return out
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _rotate_and_store_kernel(qkv_ptr, positions_ptr, slots_ptr, rotation_ptr, q_norm_ptr, k_norm_ptr,
+                             k_cache_ptr, v_cache_ptr, eps, num_tokens, k_block, k_row,
+                             NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+                             BLOCK_SIZE: tl.constexpr, NORM: tl.constexpr, HEADS: tl.constexpr,
+                             PADDED_DIM: tl.constexpr):
+    # The heads of a token lie in a row, | q 0 … | k 0 … | v 0 … |; a program takes HEADS of them.
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    all_heads: tl.constexpr = NUM_HEADS + 2 * NUM_KV_HEADS
+    dim = tl.arange(0, PADDED_DIM)
+    half: tl.constexpr = HEAD_DIM // 2
+    partner = tl.where(dim < half, dim + half, dim - half)             # rotary turns dim and its partner together
+    inside = (head < all_heads)[:, None] & (dim < HEAD_DIM)[None, :]
+    row = qkv_ptr + (token * all_heads + head)[:, None] * HEAD_DIM
+    x = tl.load(row + dim[None, :], mask=inside, other=0.0).to(tl.float32)
+    y = tl.load(row + partner[None, :], mask=inside, other=0.0).to(tl.float32)
+    is_q = (head < NUM_HEADS)[:, None]
+    is_v = (head >= NUM_HEADS + NUM_KV_HEADS)[:, None]
+    position = tl.load(positions_ptr + token)
+    if position < 0:                                                   # padding
+        return
+    value = x
+    if NORM:
+        scale = tl.rsqrt(tl.sum(x * x, 1) / HEAD_DIM + eps)[:, None]
+        valid = dim < HEAD_DIM
+        weight = tl.where(is_q, tl.load(q_norm_ptr + dim, mask=valid, other=0.0)[None, :],
+                          tl.load(k_norm_ptr + dim, mask=valid, other=0.0)[None, :]).to(tl.float32)
+        weight_y = tl.where(is_q, tl.load(q_norm_ptr + partner, mask=valid, other=0.0)[None, :],
+                            tl.load(k_norm_ptr + partner, mask=valid, other=0.0)[None, :]).to(tl.float32)
+        dtype = qkv_ptr.dtype.element_ty
+        x = (x * scale * weight).to(dtype).to(tl.float32)
+        y = (y * scale * weight_y).to(dtype).to(tl.float32)
+    angle = position.to(tl.int64) * HEAD_DIM + dim % half              # cos of half the dims, then sin
+    cos = tl.load(rotation_ptr + angle, mask=dim < HEAD_DIM, other=0.0)[None, :]
+    sin = tl.load(rotation_ptr + angle + half, mask=dim < HEAD_DIM, other=0.0)[None, :]
+    turned = x * cos + tl.where(dim < half, -1.0, 1.0)[None, :] * y * sin
+    result = tl.where(is_v, value, turned).to(qkv_ptr.dtype.element_ty)
+
+    tl.store(row + dim[None, :], result, mask=inside & is_q)           # q stays in place, for attention
+    slot = tl.load(slots_ptr + token).to(tl.int64)
+    if slot < 0:
+        return
+    kv_head = tl.where(is_v, head[:, None] - NUM_HEADS - NUM_KV_HEADS, head[:, None] - NUM_HEADS)
+    at = (slot // BLOCK_SIZE) * k_block + (slot % BLOCK_SIZE) * k_row + kv_head * HEAD_DIM + dim[None, :]
+    tl.store(k_cache_ptr + at, result, mask=inside & (is_q == 0) & (is_v == 0))
+    tl.store(v_cache_ptr + at, result, mask=inside & is_v)
+
+
+def rotate_and_store(qkv: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, rotation: torch.Tensor,
+                     q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, eps: float,
+                     k_cache: torch.Tensor, v_cache: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """Norm (where there are weights) and turn Q and K, write K and V to their slots; returns Q.
+
+    Args:
+        qkv: [tokens, (num_heads + 2 num_kv_heads) × head_dim], contiguous; its Q part is overwritten.
+        positions, slots: [tokens]; −1 for padding, which writes nothing.
+        rotation: [max positions, head_dim] in float32, cosines then sines (`rotation_table`).
+        k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim] of this layer, strides alike.
+
+    Returns a view [tokens, num_heads, head_dim] of qkv.
+    """
+    _, block_size, num_kv_heads, head_dim = k_cache.shape
+    num_tokens, all_heads = len(qkv), num_heads + 2 * num_kv_heads
+    heads = 2 if num_tokens < 64 else 8
+    _rotate_and_store_kernel[num_tokens, triton.cdiv(all_heads, heads)](
+        qkv, positions, slots, rotation, qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm,
+        k_cache, v_cache, eps, num_tokens, *k_cache.stride()[:2], NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads,
+        HEAD_DIM=head_dim, BLOCK_SIZE=block_size, NORM=q_norm is not None, HEADS=heads,
+        PADDED_DIM=triton.next_power_of_2(head_dim), num_warps=1 if heads == 2 else 4)
+    return qkv.view(num_tokens, all_heads, head_dim)[:, :num_heads]
+
+
+def rotation_table(frequencies: torch.Tensor, max_positions: int) -> torch.Tensor:
+    """Cosines and sines of every position, float32 [max_positions, head_dim]."""
+    angles = torch.arange(max_positions, device=frequencies.device, dtype=torch.float32)[:, None] * frequencies
+    return torch.cat((angles.cos(), angles.sin()), -1)
+
+
+@triton.jit
+def _silu_mul_kernel(gate_up_ptr, out_ptr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < WIDTH
+    gate = tl.load(gate_up_ptr + row * 2 * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up_ptr + row * 2 * WIDTH + WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+    out = gate / (1 + tl.exp(-gate)) * up
+    tl.store(out_ptr + row * WIDTH + column, out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) × up of [tokens, 2 × width], gate in the first half; returns [tokens, width]."""
+    num_tokens, width = len(gate_up), gate_up.shape[1] // 2
+    out = torch.empty(num_tokens, width, dtype=gate_up.dtype, device=gate_up.device)
+    columns = min(1024, triton.next_power_of_2(width))
+    _silu_mul_kernel[num_tokens, triton.cdiv(width, columns)](gate_up, out, WIDTH=width, COLUMNS=columns)
+    return out
+
+
+@triton.jit
+def _matvec_kernel(x_ptr, weight_ptr, norm_ptr, residual_ptr, out_ptr, eps, NUM_OUTPUTS: tl.constexpr,
+                   WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, NORM: tl.constexpr,
+                   RESIDUAL: tl.constexpr, SILU: tl.constexpr, EARLY: tl.constexpr):
+    # A program owns ROWS outputs and reads their rows of the weight once. With SILU it also owns the rows of
+    # `up` that belong to its rows of `gate`, NUM_OUTPUTS further down.
+    output = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)
+    real = (output < NUM_OUTPUTS)[:, None]
+    at = weight_ptr + output.to(tl.int64)[:, None] * WIDTH
+    weight = tl.load(at + column[None, :], mask=real & (column < WIDTH)[None, :], other=0.0)
+    if EARLY:
+        # The first piece of the weight is on its way before the kernel that computes x has ended, and the
+        # kernel after this one may do the same (programmatic dependent launch).
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    acc = tl.zeros([ROWS, COLUMNS], tl.float32)
+    acc_up = tl.zeros([ROWS, COLUMNS], tl.float32)
+    squares = tl.zeros([COLUMNS], tl.float32)
+    for start in tl.static_range(0, WIDTH, COLUMNS):
+        k = start + column
+        inside = k < WIDTH
+        if start > 0:
+            weight = tl.load(at + k[None, :], mask=real & inside[None, :], other=0.0)
+        x = tl.load(x_ptr + k, mask=inside, other=0.0).to(tl.float32)
+        if NORM:
+            squares += x * x                               # the scale of the norm is one factor for all of x
+            x *= tl.load(norm_ptr + k, mask=inside, other=0.0).to(tl.float32)
+        acc += weight.to(tl.float32) * x[None, :]
+        if SILU:
+            up = tl.load(at + NUM_OUTPUTS * WIDTH + k[None, :], mask=real & inside[None, :], other=0.0)
+            acc_up += up.to(tl.float32) * x[None, :]
+    out = tl.sum(acc, 1)
+    scale = 1.0
+    if NORM:
+        scale = tl.rsqrt(tl.sum(squares, 0) / WIDTH + eps)
+    out *= scale
+    if SILU:
+        out = out / (1 + tl.exp(-out)) * (tl.sum(acc_up, 1) * scale)
+    if RESIDUAL:
+        out += tl.load(residual_ptr + output, mask=output < NUM_OUTPUTS, other=0.0).to(tl.float32)
+    tl.store(out_ptr + output, out.to(out_ptr.dtype.element_ty), mask=output < NUM_OUTPUTS)
+
+
+def matvec(x: torch.Tensor, weight: torch.Tensor, norm: torch.Tensor | None = None, eps: float = 0.0,
+           residual: torch.Tensor | None = None, silu: bool = False, early: bool = False) -> torch.Tensor:
+    """One token through a weight matrix: [silu-and-mul of] weight @ [RMSNorm of] x [+ residual].
+
+    Args:
+        x, residual: [1, width] and [1, outputs].
+        weight: [outputs, width], or with silu [2 × outputs, width], gate rows first.
+        norm: weight of an RMSNorm applied to x.
+        early: start before the kernel before has ended (compute capability 9.0 and later).
+    """
+    width = weight.shape[1]
+    num_outputs = len(weight) // 2 if silu else len(weight)
+    rows = 4 if num_outputs <= 1024 else 8
+    out = torch.empty(1, num_outputs, dtype=x.dtype, device=x.device)
+    _matvec_kernel[triton.cdiv(num_outputs, rows),](
+        x, weight, x if norm is None else norm, x if residual is None else residual, out, eps,
+        NUM_OUTPUTS=num_outputs, WIDTH=width, ROWS=rows, COLUMNS=min(1024, triton.next_power_of_2(width)),
+        NORM=norm is not None, RESIDUAL=residual is not None, SILU=silu, EARLY=early, num_warps=4,
+        **({"launch_pdl": True} if early else {}))
+    return out
+
+
+@triton.jit
+def _best_of_slice_kernel(logits_ptr, seats_ptr, seq_lens_ptr, temperatures_ptr, seeds_ptr, best_ptr, index_ptr,
+                          vocab_size, SLICE: tl.constexpr, COLUMNS: tl.constexpr):
+    row = tl.program_id(0)
+    seat = tl.load(seats_ptr + row)
+    temperature = tl.load(temperatures_ptr + seat)
+    # A counter-based generator: the draw depends on the request's seed and the token's place in its text alone.
+    seed = tl.load(seeds_ptr + seat) + tl.load(seq_lens_ptr + row).to(tl.int64) * 0x9E3779B97F4A7C1
+    logits = logits_ptr + row.to(tl.int64) * vocab_size
+    best = tl.full([COLUMNS], float("-inf"), tl.float32)
+    index = tl.zeros([COLUMNS], tl.int32)
+    for start in range(0, SLICE, 4 * COLUMNS):
+        base = tl.program_id(1) * SLICE + start + tl.arange(0, COLUMNS)
+        r0, r1, r2, r3 = tl.rand4x(seed, base)
+        for part in tl.static_range(4):
+            r = r0 if part == 0 else r1 if part == 1 else r2 if part == 2 else r3
+            token = base + part * COLUMNS
+            score = tl.load(logits + token, mask=token < vocab_size, other=float("-inf")).to(tl.float32)
+            if temperature > 0:
+                noise = -tl.log(-tl.log(tl.minimum(tl.maximum(r, 1e-10), 0.99999994)))
+                score = score / temperature + noise
+            better = score > best
+            best = tl.where(better, score, best)
+            index = tl.where(better, token, index)
+    top = tl.max(best, 0)
+    at = row * tl.num_programs(1) + tl.program_id(1)
+    tl.store(best_ptr + at, top)
+    tl.store(index_ptr + at, tl.min(tl.where(best == top, index, 2147483647), 0))     # the first of equals
+
+
+@triton.jit
+def _best_of_all_kernel(best_ptr, index_ptr, seats_ptr, tokens_ptr, out_ptr, SLICES: tl.constexpr,
+                        PADDED: tl.constexpr):
+    row = tl.program_id(0)
+    part = tl.arange(0, PADDED)
+    best = tl.load(best_ptr + row * SLICES + part, mask=part < SLICES, other=float("-inf"))
+    index = tl.load(index_ptr + row * SLICES + part, mask=part < SLICES, other=2147483647)
+    top = tl.max(best, 0)
+    token = tl.min(tl.where(best == top, index, 2147483647), 0)
+    broken = top == float("-inf")                          # nothing was above −inf: the logits are NaN
+    tl.store(out_ptr + row, tl.where(broken, -1, token))
+    tl.store(tokens_ptr + tl.load(seats_ptr + row), tl.where(broken, 0, token))
+
+
+def sample(logits: torch.Tensor, seats: torch.Tensor, seq_lens: torch.Tensor, temperatures: torch.Tensor,
+           seeds: torch.Tensor, tokens: torch.Tensor, out: torch.Tensor) -> None:
+    """Draw each row's next token: argmax(logits / temperature + Gumbel noise), plain argmax at temperature 0.
+
+    Args:
+        logits: [rows, vocab_size], contiguous. A row of NaN gives −1 in out.
+        seats, seq_lens: [rows]; the seat of each row, and the length of its context.
+        temperatures, seeds, tokens: one a seat; the token drawn is written to tokens[seat] and to out[row].
+    """
+    num_rows, vocab_size = logits.shape
+    slice_size = min(8192 if num_rows < 64 else 32768, max(2048, triton.next_power_of_2(vocab_size)))
+    slices = triton.cdiv(vocab_size, slice_size)
+    best = torch.empty(num_rows, slices, dtype=torch.float32, device=logits.device)
+    index = torch.empty(num_rows, slices, dtype=torch.int32, device=logits.device)
+    _best_of_slice_kernel[num_rows, slices](logits, seats, seq_lens, temperatures, seeds, best, index, vocab_size,
+                                            SLICE=slice_size, COLUMNS=512, num_warps=4)
+    _best_of_all_kernel[num_rows,](best, index, seats, tokens, out, SLICES=slices,
+                                   PADDED=triton.next_power_of_2(slices))
+
+
+@triton.jit(do_not_specialize=["num_tokens", "table_width"])
+def _prepare_kernel(ids_ptr, positions_ptr, rows_ptr, seats_ptr, new_blocks_ptr, tables_ptr, tokens_ptr,
+                    out_ids_ptr, slots_ptr, num_tokens, table_width, BLOCK_SIZE: tl.constexpr,
+                    TOKENS: tl.constexpr):
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    valid = token < num_tokens
+    position = tl.load(positions_ptr + token, mask=valid, other=-1)
+    row = tl.load(rows_ptr + token, mask=valid, other=0)
+    seat = tl.load(seats_ptr + row, mask=valid, other=0).to(tl.int64)
+    id = tl.load(ids_ptr + token, mask=valid, other=0)
+    pending = tl.load(tokens_ptr + seat, mask=valid & (id < 0), other=0)
+    tl.store(out_ids_ptr + token, tl.where(id < 0, pending, id), mask=valid)
+    real = valid & (position >= 0)
+    entry = tables_ptr + seat * table_width + position // BLOCK_SIZE
+    new_block = tl.load(new_blocks_ptr + row, mask=real, other=-1)     # a decode's new block comes with its row
+    block = tl.where(new_block >= 0, new_block, tl.load(entry, mask=real & (new_block < 0), other=0))
+    tl.store(entry, block, mask=real & (new_block >= 0))
+    tl.store(slots_ptr + token, tl.where(real, block * BLOCK_SIZE + position % BLOCK_SIZE, -1).to(tl.int64),
+             mask=valid)
+
+
+def prepare(ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, seats: torch.Tensor,
+            new_blocks: torch.Tensor, tables: torch.Tensor, tokens: torch.Tensor,
+            block_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and slots of a step.
+
+    Args:
+        ids, positions, rows: [tokens]; an id of −1 is the token last drawn for its seat, a position of −1 is
+            padding, and rows says which request of the batch a token belongs to.
+        seats, new_blocks: [requests]; a new block (else −1) is entered into the seat's table at the position of
+            the row's token. Only rows with one token may have one.
+        tables: [seats, width] block tables; tokens: [seats].
+
+    Returns ids and slots, both [tokens].
+    """
+    num_tokens = len(ids)
+    out_ids = torch.empty(num_tokens, dtype=torch.int32, device=ids.device)
+    slots = torch.empty(num_tokens, dtype=torch.int64, device=ids.device)
+    _prepare_kernel[triton.cdiv(num_tokens, 256),](ids, positions, rows, seats, new_blocks, tables, tokens, out_ids,
+                                                   slots, num_tokens, tables.shape[1], BLOCK_SIZE=block_size,
+                                                   TOKENS=256)
+    return out_ids, slots

@@ -1,0 +1,266 @@
+"""The fast runner: what a step needs stays on the GPU, and small steps replay CUDA graphs.
+
+Every running request has a seat: a row of the block tables, its last token, its temperature and its seed live on
+the GPU. A step sends one small array of integers, and the rest happens there:
+
+    CPU    ids or −1, positions, seats, lengths, new blocks ──► one copy
+    GPU    prepare ► layers ► logits ► sample ► tokens[seat] ──► one copy back, read a step later
+
+The same function runs a step of any size. For sizes up to `max_graph_tokens` it is captured once and replayed,
+padded up to the next captured size: padding has position −1, slot −1 and an empty context, and touches nothing.
+A decode step has one token a request; a mixed step (chunks beside decodes) has its own sizes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+from tqdm import tqdm
+
+from paged.attention import triton_backend
+from paged.fused import prepare, sample
+from paged.kv_cache import PagedKVCache
+from paged.models.decoder import Decoder
+from paged.models.fused_decoder import FusedDecoder
+from paged.request import PENDING, Request, Status
+from paged.runner import ModelRunner
+from paged.sampler import sample as sample_with_filters
+from paged.scheduler import Batch
+from paged.slots import blocks_needed
+
+MIXED_SIZES = (16, 64, 128, 256, 512, 1024)                 # tokens of captured steps that hold chunks
+
+
+class StepInputs:
+    """What one size of step reads, as views of one int32 array on the GPU with a twin in pinned memory."""
+
+    def __init__(self, num_tokens: int, num_rows: int, device: torch.device):
+        self.num_tokens, self.num_rows = num_tokens, num_rows
+        sizes = [num_tokens] * 3 + [num_rows] * 3 + [num_rows + 1]
+        self.gpu = torch.empty(sum(sizes), dtype=torch.int32, device=device)
+        self.ids, self.positions, self.rows, self.seats, self.new_blocks, self.seq_lens, self.query_start_loc = (
+            self.gpu.split(sizes))
+        # Two twins: one may still be on its way to the GPU while the next step is written to the other.
+        pinned = device.type == "cuda"
+        self._twins = [torch.empty(sum(sizes), dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
+        self._views = [[part.numpy() for part in twin.split(sizes)] for twin in self._twins]
+        self._turn = 0
+
+    def send(self, values: Sequence[Sequence[int]], padding: Sequence[int]) -> None:
+        """Copy the lists to the GPU, each padded to its size, in the order of the attributes."""
+        self._turn = 1 - self._turn
+        for view, items, pad in zip(self._views[self._turn], values, padding):
+            view[:len(items)] = items
+            view[len(items):] = pad
+        self.gpu.copy_(self._twins[self._turn], non_blocking=True)
+
+
+class GraphRunner(ModelRunner):
+    """Runs batches ahead of the CPU: `launch` starts a step, `collect` waits for its tokens.
+
+    Args:
+        decoder, kv, host_kv: as for ModelRunner.
+        max_num_seqs: requests that run at once.
+        max_model_len: tokens of a request.
+        use_graphs: capture and replay; without, every step is launched kernel by kernel.
+        use_matvec: see FusedDecoder.
+        use_tqdm: show the capture's progress.
+    """
+
+    def __init__(self, decoder: Decoder, kv: PagedKVCache, max_num_seqs: int, max_model_len: int,
+                 host_kv: PagedKVCache | None = None, use_graphs: bool = True, use_matvec: bool = True):
+        super().__init__(decoder, kv, "triton", host_kv)
+        self.fused = FusedDecoder(decoder, kv, max_model_len, use_matvec)
+        self.max_num_seqs, self.use_graphs = max_num_seqs, use_graphs
+        # One seat more than requests: the padding sits there.
+        table_width = blocks_needed(max_model_len, kv.block_size) + 1
+        self.tables = torch.zeros(max_num_seqs + 1, table_width, dtype=torch.int32, device=self.device)
+        self.tokens = torch.zeros(max_num_seqs + 1, dtype=torch.int32, device=self.device)
+        self.temperatures = torch.zeros(max_num_seqs + 1, dtype=torch.float32, device=self.device)
+        self.seeds = torch.zeros(max_num_seqs + 1, dtype=torch.int64, device=self.device)
+        self._seat_of: dict[Request, int] = {}
+        self._free_seats = list(range(max_num_seqs))
+        self._sent: dict[int, tuple[list[int], int]] = {}    # seat -> its block table, and blocks sent of it
+        self._steps: dict[tuple[int, int], tuple] = {}       # (tokens, rows) -> (inputs, outputs, graph)
+        step = 8 if max_num_seqs >= 8 else 1
+        self.decode_sizes = sorted({1, 2, 4} & set(range(max_num_seqs + 1))
+                                   | set(range(step, max_num_seqs + 1, step)) | {max_num_seqs})
+
+    # ── a step ────────────────────────────────────────────────────────────────────────────────────────
+
+    def execute(self, batch: Batch) -> list[int]:
+        return self.collect(self.launch(batch))
+
+    @torch.inference_mode()
+    def launch(self, batch: Batch):
+        """Start a step; returns what `collect` wants."""
+        self.move_blocks(batch)
+        if not batch.requests:
+            return None
+        seats = [self._seat(request) for request in batch.requests]
+        num_tokens, num_rows = len(batch.input_ids), len(seats)
+        decode = num_tokens == num_rows
+        new_blocks = self._send_tables(batch, seats, decode)
+        inputs, outputs, graph = self._step_for(num_tokens, num_rows, decode)
+        rows = (list(range(num_rows)) if decode else
+                [row for row in range(num_rows)
+                 for _ in range(batch.query_start_loc[row + 1] - batch.query_start_loc[row])])
+        inputs.send((batch.input_ids, batch.positions, rows, seats, new_blocks, batch.seq_lens,
+                     batch.query_start_loc), (0, -1, 0, self.max_num_seqs, -1, 0, num_tokens))
+        if graph is None:
+            outputs = self._run(inputs)
+        else:
+            graph.replay()
+        logits, drawn = outputs
+        self._redraw(batch, seats, logits, drawn)
+        if self.device.type != "cuda":
+            return drawn[:num_rows].clone(), None
+        host = torch.empty(num_rows, dtype=torch.int32, pin_memory=True)
+        host.copy_(drawn[:num_rows], non_blocking=True)
+        done = torch.cuda.Event()
+        done.record()
+        return host, done
+
+    def collect(self, handle) -> list[int]:
+        """The tokens of a step, one a request of its batch; waits for the GPU."""
+        if handle is None:
+            return []
+        host, done = handle
+        if done is not None:
+            done.synchronize()
+        tokens = host.tolist()
+        if -1 in tokens:
+            raise ValueError(f"the logits of request {tokens.index(-1)} of a batch of {len(tokens)} hold NaN: the "
+                             f"weights are damaged, or {self.kv.data.dtype} is too narrow for this model")
+        return tokens
+
+    def _run(self, inputs: StepInputs) -> tuple[torch.Tensor, torch.Tensor]:
+        """The step itself, on the GPU from end to end; this is what graphs capture."""
+        ids, slots = prepare(inputs.ids, inputs.positions, inputs.rows, inputs.seats, inputs.new_blocks,
+                             self.tables, self.tokens, self.kv.block_size)
+        tables = self.tables.index_select(0, inputs.seats)
+        longest = 1 if inputs.num_tokens == inputs.num_rows else None
+
+        def attend(layer: int, q: torch.Tensor) -> torch.Tensor:
+            return triton_backend.run(q, self.kv.k[layer], self.kv.v[layer], tables, inputs.seq_lens,
+                                      inputs.query_start_loc, self.scale, max_query_len=longest)
+
+        x = self.fused(ids, inputs.positions, slots, attend)
+        if longest is None:
+            x = x.index_select(0, (inputs.query_start_loc[1:] - 1).clamp(min=0))     # each request's last token
+        logits = self.fused.logits(x)
+        drawn = torch.empty(inputs.num_rows, dtype=torch.int32, device=self.device)
+        sample(logits, inputs.seats, inputs.seq_lens, self.temperatures, self.seeds, self.tokens, drawn)
+        return logits, drawn
+
+    def _redraw(self, batch: Batch, seats: list[int], logits: torch.Tensor, drawn: torch.Tensor) -> None:
+        """Rows that ask for more than a temperature go through the full sampler, which waits for the GPU."""
+        rows = [row for row in self.sampled_rows(batch) if _needs_filters(batch.requests[row].params)]
+        if not rows:
+            return
+        chosen, logprobs = sample_with_filters(logits[rows].float(), [batch.requests[row] for row in rows])
+        chosen = torch.tensor(chosen, dtype=torch.int32, device=self.device)
+        drawn[rows] = chosen
+        self.tokens[[seats[row] for row in rows]] = chosen
+        if logprobs is not None:
+            batch.logprobs = [None] * len(seats)
+            for row, entry in zip(rows, logprobs):
+                batch.logprobs[row] = entry
+
+    # ── seats and tables ──────────────────────────────────────────────────────────────────────────────
+
+    def _seat(self, request: Request) -> int:
+        seat = self._seat_of.get(request)
+        if seat is None:
+            if not self._free_seats:                         # take back the seats of those who run no more
+                for other in [r for r in self._seat_of if r.status is not Status.RUNNING]:
+                    self._free_seats.append(self._seat_of.pop(other))
+            seat = self._seat_of[request] = self._free_seats.pop()
+            self._sent.pop(seat, None)
+            self.temperatures[seat] = request.params.temperature
+            self.seeds[seat] = request.seed
+        return seat
+
+    def _send_tables(self, batch: Batch, seats: list[int], decode: bool) -> list[int]:
+        """Bring the block tables on the GPU up to date.
+
+        In a decode step, a row's one new block is returned, to travel with the step's inputs; what else is new
+        (admissions, chunks, copied blocks) is written at once.
+        """
+        new_blocks = [-1] * len(seats)
+        copied = {destination for _, destination in batch.block_copies}
+        places: list[int] = []
+        blocks: list[int] = []
+        for row, (seat, table) in enumerate(zip(seats, batch.block_tables)):
+            known, num_sent = self._sent.get(seat, (None, 0))
+            if known is not table or copied and not copied.isdisjoint(table):
+                num_sent = 0
+            missing = len(table) - num_sent
+            if missing:
+                if decode and missing == 1 and num_sent:
+                    new_blocks[row] = table[-1]
+                else:
+                    start = seat * self.tables.shape[1] + num_sent
+                    places += range(start, start + missing)
+                    blocks += table[num_sent:]
+                self._sent[seat] = (table, len(table))
+        if places:
+            update = torch.tensor([places, blocks], device=self.device)
+            self.tables.view(-1)[update[0]] = update[1].int()
+        return new_blocks
+
+    # ── graphs ────────────────────────────────────────────────────────────────────────────────────────
+
+    def _step_for(self, num_tokens: int, num_rows: int, decode: bool):
+        """Inputs, outputs and graph for a step of this size; a graph of None means: run it as it is."""
+        if self.use_graphs:
+            if decode:
+                size = next(size for size in self.decode_sizes if size >= num_rows)
+                return self._steps[size, size]
+            size = next((size for size in MIXED_SIZES if size >= num_tokens), None)
+            if size is not None and (size, self._mixed_rows(size)) in self._steps and num_rows <= size:
+                return self._steps[size, self._mixed_rows(size)]
+        return StepInputs(num_tokens, num_rows, self.device), None, None
+
+    def _mixed_rows(self, num_tokens: int) -> int:
+        return min(self.max_num_seqs, num_tokens - 1)        # fewer rows than tokens: this is no decode step
+
+    @torch.inference_mode()
+    def capture(self, use_tqdm: bool = True) -> float:
+        """Capture every size, the largest first; returns the seconds it took."""
+        start = time.perf_counter()
+        sizes = [(size, self._mixed_rows(size)) for size in MIXED_SIZES if size <= 4 * self.max_num_seqs or size <= 64]
+        sizes += [(size, size) for size in self.decode_sizes]
+        pool = None
+        for num_tokens, num_rows in tqdm(sorted(sizes, reverse=True), desc="Capturing graphs",
+                                         disable=not use_tqdm, dynamic_ncols=True):
+            inputs = StepInputs(num_tokens, num_rows, self.device)
+            inputs.send(([0] * 0,) * 7, (0, -1, 0, self.max_num_seqs, -1, 0, 0))
+            outputs = self._run(inputs)                      # compiles kernels and fills caches outside the graph
+            graph = _Replay(lambda inputs=inputs: self._run(inputs), outputs)
+            if self.device.type == "cuda":
+                torch.cuda.synchronize()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, pool=pool):
+                    outputs = self._run(inputs)
+                pool = graph.pool()
+            self._steps[num_tokens, num_rows] = inputs, outputs, graph
+        return time.perf_counter() - start
+
+
+class _Replay:
+    """Stands for a CUDA graph where there is no CUDA: runs the step again, into the same outputs."""
+
+    def __init__(self, run, outputs):
+        self._run, self._outputs = run, outputs
+
+    def replay(self) -> None:
+        for output, new in zip(self._outputs, self._run()):
+            output.copy_(new)
+
+
+def _needs_filters(params) -> bool:
+    return (params.temperature > 0 and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
+            or params.repetition_penalty != 1 or params.logprobs is not None)

@@ -1,0 +1,132 @@
+"""The fused kernels and the decoder made of them, held to the plain decoder and to PyTorch.
+
+Protects the fast path: same residual stream, same K and V in the same slots, padding that touches nothing.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from paged import PagedKVCache, paged_attention
+from paged.fused import add_rms_norm, matvec, prepare, rotation_table, sample, silu_mul
+from paged.models.decoder import Decoder, random_decoder
+from paged.models.fused_decoder import FusedDecoder
+from small_models import TINY_MODELS, TINY_QWEN3
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def unpacked(config, monkeypatch, dtype=torch.float32):
+    """A random decoder whose weights stay in rows, as they do on a GPU."""
+    monkeypatch.setattr(Decoder, "pack", lambda self: self)
+    return random_decoder(config, seed=1, device=DEVICE, dtype=dtype)
+
+
+@pytest.mark.parametrize("width", [44, 64, 1000])
+def test_add_rms_norm(width):
+    x, residual, weight = (torch.randn(n, width, device=DEVICE) for n in (5, 5, 1))
+    want_sum = x + residual
+    want = F.rms_norm(want_sum, (width,), weight[0], 1e-6)
+    got = add_rms_norm(x, residual, weight[0], 1e-6)
+    torch.testing.assert_close(residual, want_sum)
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(add_rms_norm(None, residual, weight[0], 1e-6), want, atol=1e-5, rtol=1e-5)
+
+
+def test_silu_mul():
+    gate_up = torch.randn(3, 2 * 92, device=DEVICE)
+    torch.testing.assert_close(silu_mul(gate_up), F.silu(gate_up[:, :92]) * gate_up[:, 92:])
+
+
+@pytest.mark.parametrize("width, outputs", [(44, 9), (92, 44), (1030, 30)])
+def test_matvec(width, outputs):
+    x, norm = torch.randn(1, width, device=DEVICE), torch.randn(width, device=DEVICE)
+    weight, residual = torch.randn(outputs, width, device=DEVICE), torch.randn(1, outputs, device=DEVICE)
+    torch.testing.assert_close(matvec(x, weight), x @ weight.T, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(matvec(x, weight, residual=residual), x @ weight.T + residual, atol=1e-4, rtol=1e-4)
+    normed = F.rms_norm(x, (width,), norm, 1e-5)
+    torch.testing.assert_close(matvec(x, weight, norm=norm, eps=1e-5), normed @ weight.T, atol=1e-4, rtol=1e-4)
+    both = torch.randn(2 * outputs, width, device=DEVICE)
+    want = F.silu(normed @ both[:outputs].T) * (normed @ both[outputs:].T)
+    torch.testing.assert_close(matvec(x, both, norm=norm, eps=1e-5, silu=True), want, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", TINY_MODELS)
+@pytest.mark.parametrize("num_tokens", [1, 5])
+def test_fused_decoder_equals_the_plain_one(name, num_tokens, monkeypatch):
+    config = TINY_MODELS[name]
+    decoder = unpacked(config, monkeypatch)
+    caches = [PagedKVCache(config.num_layers, 4, 4, config.num_kv_heads, config.head_dim, device=DEVICE)
+              for _ in range(2)]
+    for kv in caches:
+        kv.data.fill_(float("nan"))
+    positions = torch.arange(num_tokens, device=DEVICE)
+    ids, slots = torch.randint(config.vocab_size, (num_tokens,), device=DEVICE), positions + 8   # in block 2
+    scale = config.head_dim ** -0.5
+
+    def plain(layer, q, k, v):
+        caches[0].write(layer, slots, k, v)
+        return paged_attention(q, caches[0], layer, [[2, 3]], [num_tokens], [0, num_tokens], scale)
+
+    def fused(layer, q):
+        return paged_attention(q, caches[1], layer, [[2, 3]], [num_tokens], [0, num_tokens], scale)
+
+    want = decoder.logits(decoder(ids, positions, plain))
+    # One row of padding beside the real ones, where there is more than one.
+    pad = torch.tensor([-1], device=DEVICE) if num_tokens > 1 else positions[:0]
+    fast = FusedDecoder(decoder, caches[1], 64)
+    x = fast(torch.cat((ids, pad.clamp(min=0))), torch.cat((positions, pad)), torch.cat((slots, pad)),
+             lambda layer, q: torch.cat((fused(layer, q[:num_tokens]), torch.zeros_like(q[num_tokens:]))))
+    torch.testing.assert_close(fast.logits(x)[:num_tokens], want, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(caches[1].data, caches[0].data, atol=1e-5, rtol=1e-4, equal_nan=True)
+    assert caches[1].data[:, :, :2].isnan().all(), "padding wrote to the cache"
+
+
+def test_greedy_sampling_is_argmax_and_nan_is_reported():
+    logits = torch.randn(3, 9_000, device=DEVICE)
+    logits[1] = float("nan")
+    logits[2, 7] = logits[2, 8_900] = 50.0                  # of equals, the first
+    seats = torch.tensor([2, 0, 1], dtype=torch.int32, device=DEVICE)
+    tokens, out = (torch.full((n,), 99, dtype=torch.int32, device=DEVICE) for n in (4, 3))
+    zeros = torch.zeros(4, device=DEVICE)
+    sample(logits, seats, seats, zeros, zeros.long(), tokens, out)
+    assert out.tolist() == [logits[0].argmax().item(), -1, 7]
+    assert tokens.tolist() == [0, 7, out[0].item(), 99]
+
+
+def test_sampling_follows_the_probabilities_and_the_seed():
+    rows = 4000 if DEVICE == "cuda" else 50         # the interpreter is slow
+    probabilities = torch.tensor([0.5, 0.25, 0.2, 0.05])
+    logits = (probabilities.log() * 0.7).repeat(rows, 1).to(DEVICE)
+    seats = torch.arange(rows, dtype=torch.int32, device=DEVICE)
+    lengths = torch.full_like(seats, 5)
+    temperatures, seeds = torch.full((rows,), 0.7, device=DEVICE), torch.arange(rows, device=DEVICE) * 7919
+    draws = []
+    for order in (seats, seats.flip(0), seats):
+        out, tokens = torch.empty_like(seats), torch.empty_like(seats)
+        sample(logits, order, lengths, temperatures, seeds, tokens, out)
+        draws.append(tokens)
+    assert torch.equal(draws[0], draws[1]) and torch.equal(draws[0], draws[2]), "a row's draw depends on its place"
+    share = torch.bincount(draws[0].long().cpu(), minlength=4) / rows
+    assert (share - probabilities).abs().max() < 4 * (0.25 / rows) ** 0.5
+    sample(logits, seats, lengths + 1, temperatures, seeds, tokens, out)
+    assert not torch.equal(tokens, draws[0]), "the next position draws the same again"
+
+
+def test_prepare():
+    tables = torch.tensor([[3, 1, 0], [2, 9, 9], [0, 0, 0]], dtype=torch.int32, device=DEVICE)
+    tokens = torch.tensor([70, 71, 0], dtype=torch.int32, device=DEVICE)
+    ids, positions, rows = ([-1, 5, 6, 0], [4, 1, 2, -1], [0, 1, 1, 0])
+    seats, new_blocks = [1, 0], [8, -1]                      # the request in seat 1 has its second block, 8, now
+    make = lambda values: torch.tensor(values, dtype=torch.int32, device=DEVICE)
+    out_ids, slots = prepare(make(ids), make(positions), make(rows), make(seats), make(new_blocks), tables, tokens, 4)
+    assert out_ids.tolist() == [71, 5, 6, 0]
+    assert slots.tolist() == [8 * 4, 3 * 4 + 1, 3 * 4 + 2, -1]
+    assert tables.tolist() == [[3, 1, 0], [2, 8, 9], [0, 0, 0]]
+
+
+def test_rotation_table_agrees_with_the_decoder(monkeypatch):
+    decoder = unpacked(TINY_QWEN3, monkeypatch)
+    cos, _ = decoder.rotation(torch.tensor([0, 3, 63], device=DEVICE))
+    table = rotation_table(decoder.frequencies, 64)
+    torch.testing.assert_close(table[[0, 3, 63], :TINY_QWEN3.head_dim // 2], cos[:, 0, :TINY_QWEN3.head_dim // 2])

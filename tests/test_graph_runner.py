@@ -1,0 +1,105 @@
+"""The fast runner against the plain one: the same tokens, whatever shares the batch and however it is scheduled.
+
+Protects the GPU path's bookkeeping: seats, patched block tables, tokens that stay on the GPU, padding up to captured
+sizes, running one step ahead. Without a GPU the kernels run in Triton's interpreter and "graphs" run again.
+"""
+
+import pytest
+import torch
+
+from paged import Engine, EngineConfig, PagedKVCache, SamplingParams
+from paged.graph_runner import GraphRunner
+from paged.models.config import ModelConfig
+from paged.models.decoder import Decoder, random_decoder
+from paged.runner import ModelRunner
+
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+SMALL = ModelConfig(architecture="qwen3", vocab_size=61, hidden_size=16, intermediate_size=24, num_layers=2 if CUDA else 1,
+                    num_heads=4, num_kv_heads=2, head_dim=16, qk_norm=True, tie_word_embeddings=True)
+
+
+@pytest.fixture
+def decoder(monkeypatch):
+    monkeypatch.setattr(Decoder, "pack", lambda self: self)
+    return random_decoder(SMALL, seed=3, device=DEVICE)
+
+
+def engine_with(runner_class, decoder, num_blocks=24, block_size=4, max_num_seqs=4, budget=32, **kwargs):
+    kv = PagedKVCache(SMALL.num_layers, num_blocks, block_size, SMALL.num_kv_heads, SMALL.head_dim, device=DEVICE)
+    kv.data.fill_(float("nan"))
+    config = EngineConfig(num_blocks=num_blocks, block_size=block_size, max_num_seqs=max_num_seqs,
+                          max_num_batched_tokens=budget, max_model_len=64, **kwargs.pop("config", {}))
+    host_kv = PagedKVCache(*kv.data.shape[1:]) if config.preemption == "swap" else None
+    if runner_class is GraphRunner:
+        runner = GraphRunner(decoder, kv, max_num_seqs, 64, host_kv, **kwargs)
+        if runner.use_graphs:
+            runner.capture(use_tqdm=False)
+    else:
+        runner = ModelRunner(decoder, kv, "reference", host_kv)
+    return Engine(config, runner)
+
+
+def run(engine, requests):
+    """Add the requests one step apart and run to the end; returns the tokens of every completion."""
+    outputs, waiting, ids = {}, list(requests), []
+    while waiting or engine.has_unfinished():
+        if waiting:
+            ids.append(engine.add_request(*waiting.pop(0)))
+        for output in engine.step():
+            outputs[output.request_id] = output
+        engine.check_integrity()
+    assert engine.block_pool.num_free() == engine.config.num_blocks
+    return [[c.token_ids for c in outputs[i].outputs] for i in ids]
+
+
+def greedy(n, **kwargs):
+    return SamplingParams(temperature=0, max_tokens=n, **kwargs)
+
+
+MIX = [([1, 2, 3, 4, 5, 6, 7, 8, 9], greedy(6)), ([1, 2, 3, 4, 5, 6, 7, 8, 30], greedy(9)), ([7], greedy(1)),
+       ([9, 8, 7, 6, 5], greedy(4)), ([1, 2, 3, 4, 5], greedy(5)), (list(range(20)), greedy(3))]
+
+
+@pytest.mark.parametrize("use_graphs", [True, False])
+def test_same_tokens_as_the_plain_runner(decoder, use_graphs):
+    want = run(engine_with(ModelRunner, decoder), MIX)
+    assert run(engine_with(GraphRunner, decoder, use_graphs=use_graphs), MIX) == want
+
+
+def test_chunks_and_a_tight_pool(decoder):
+    tight = dict(num_blocks=11, budget=5)
+    want = run(engine_with(ModelRunner, decoder, **tight), MIX[:4])
+    for preemption in ("recompute", "swap"):
+        engine = engine_with(GraphRunner, decoder, use_graphs=False, config={"preemption": preemption}, **tight)
+        assert run(engine, MIX[:4]) == want
+
+
+def test_forks_copy_blocks_and_filters_redraw(decoder):
+    requests = [([5, 4, 3, 2, 1, 0], SamplingParams(n=3, max_tokens=5, seed=1, top_k=1)), MIX[3],
+                ([5, 4, 3, 2], greedy(4, logprobs=2)), ([5, 4, 3], greedy(4, repetition_penalty=1.5))]
+    want = run(engine_with(ModelRunner, decoder, max_num_seqs=6), requests)
+    assert run(engine_with(GraphRunner, decoder, max_num_seqs=6, use_graphs=False), requests) == want
+
+
+def test_a_seeded_draw_does_not_depend_on_company(decoder):
+    lone = [([3, 1, 4, 1, 5], SamplingParams(temperature=1.0, max_tokens=6, seed=42))]
+    alone = run(engine_with(GraphRunner, decoder, use_graphs=False), lone)
+    among = run(engine_with(GraphRunner, decoder, use_graphs=False), MIX[:2] + lone)
+    assert among[2] == alone[0]
+
+
+def test_seats_are_taken_back(decoder):
+    engine = engine_with(GraphRunner, decoder, max_num_seqs=2, use_graphs=False)
+    want = [run(engine_with(ModelRunner, decoder, max_num_seqs=2), [request])[0] for request in MIX[:4]]
+    assert [run(engine, [request])[0] for request in MIX[:4]] == want
+
+
+@pytest.mark.gpu
+def test_every_batch_size_with_graphs(decoder):
+    shape = dict(max_num_seqs=40, num_blocks=400, budget=256)
+    engine = engine_with(GraphRunner, decoder, **shape)
+    plain = engine_with(ModelRunner, decoder, **shape)
+    for size in range(1, 41):
+        requests = [([size, i, i + 1], greedy(3 + i % 4)) for i in range(size)]
+        assert run(engine, requests) == run(plain, requests), f"batch of {size}"
