@@ -68,7 +68,7 @@ class Contiguous:
         return self._place(request, self.stretch(request))
 
     def grow(self, request: Request) -> bool:
-        """Make room for one more token, by a move to a new stretch if need be; False when there is no hole."""
+        """Make room for one more token, if need be by a move; False when no hole is left for it."""
         if request.tokens < self.held[request][1]:
             return True
         old = self.held[request]

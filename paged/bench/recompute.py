@@ -70,8 +70,9 @@ def decode_without_cache(decoder: Decoder, prompt: Tensor, steps: int) -> Iterat
 
 
 def decode_with_cache(decoder: Decoder, prompt: Tensor, steps: int) -> Iterator[Tensor]:
-    """The same tokens; the first step is the prefill, each later one puts one token through the decoder."""
-    cache = ContiguousCache(decoder.config, len(prompt) + steps, prompt.device, decoder.embedding.dtype)
+    """The same tokens; after the prefill, every step puts one token through the decoder."""
+    dtype = decoder.embedding.dtype
+    cache = ContiguousCache(decoder.config, len(prompt) + steps, prompt.device, dtype)
     new = prompt
     for _ in range(steps):
         positions = torch.arange(cache.seq_len, cache.seq_len + len(new), device=prompt.device)
