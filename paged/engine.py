@@ -6,11 +6,13 @@ few lines in a test that remember which prefix wrote each row.
 
 from __future__ import annotations
 
+import operator
 import random
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from paged.block_pool import BlockPool
 from paged.prefix_cache import PrefixCache
@@ -65,9 +67,9 @@ class Engine:
     Args:
         config: sizes and policies.
         runner: has `execute(batch) -> list[int]`, one token a request of the batch; the token of a request
-            whose prompt is not yet computed is ignored. A runner that can work while the CPU schedules has
-            `launch(batch) -> handle` and `collect(handle) -> list[int]` instead; an input id of PENDING is the
-            token that the request's launch before this one has sampled.
+            whose prompt is not yet computed is ignored. A runner that can work while the CPU schedules says
+            `runs_ahead = True` and has `launch(batch) -> handle` and `collect(handle) -> list[int]`; an input
+            id of PENDING is the token that the request's launch before this one has sampled.
         tokenizer: has `token_bytes`; needed for text and stop strings only.
         eos_token_ids: tokens that end a request unless it says ignore_eos.
         vocab_size: prompts with other token ids are refused; None accepts any.
@@ -78,7 +80,7 @@ class Engine:
                  vocab_size: int | None = None, trace: Trace = NO_TRACE):
         self.config, self.runner, self.tokenizer = config, runner, tokenizer
         self.eos_token_ids, self.vocab_size, self.trace = frozenset(eos_token_ids), vocab_size, trace
-        self._runs_ahead = hasattr(runner, "launch")
+        self._runs_ahead = getattr(runner, "runs_ahead", False)
         self._launch, self._collect = ((runner.launch, runner.collect) if self._runs_ahead
                                        else (runner.execute, lambda tokens: tokens))
         self._num_added = 0
@@ -112,10 +114,10 @@ class Engine:
 
         Raises ValueError for a request that can never be served, with the numbers and the way out.
         """
-        params = params or SamplingParams()
+        params = SamplingParams() if params is None else params
         prompt = self._checked(prompt_token_ids, params)
         if request_id is None:
-            request_id = str(self._num_added)
+            request_id = next(name for name in map(str, count(self._num_added)) if name not in self._groups)
         if request_id in self._groups:
             raise ValueError(f"request id {request_id!r} is in use: choose another or wait until it has finished")
         order = self._num_added
@@ -152,13 +154,13 @@ class Engine:
         return bool(self._groups)
 
     def reset(self) -> None:
-        """Drop every request, whatever state an interruption left behind; the prefix cache survives if it can."""
+        """Drop every request, whatever an interruption left behind; the prefix cache survives if it can."""
         self._in_flight.clear()
         try:
             for request_id in list(self._groups):
                 self.abort(request_id)
             self.check_integrity()
-            assert self.block_pool.num_free() == self.config.num_blocks
+            assert not self._groups and self.block_pool.num_free() == self.config.num_blocks
         except Exception:                                  # caught in the middle of an update: start afresh
             self._build()
 
@@ -188,12 +190,28 @@ class Engine:
                     raise ValueError(f"the runner returned {len(tokens)} tokens for {len(batch.requests)} requests")
                 self._update(batch, tokens, outputs)
         except BaseException:
-            self._in_flight.clear()
-            self.scheduler.recompute_all()
+            self._start_over()
             raise
         if not self._groups:                               # a step run ahead for requests that have just ended
             self._in_flight.clear()
         return list(outputs.values())
+
+    def _start_over(self) -> None:
+        """Put every unfinished request back to waiting with nothing computed, whatever was interrupted."""
+        self._in_flight.clear()
+        try:
+            self.scheduler.recompute_all()
+            self.check_integrity()
+        except Exception:                                  # in the middle of an update: trust the groups alone
+            groups = {request_id: group for request_id, group in self._groups.items() if group}
+            self._build()
+            self._groups = groups
+            for group in groups.values():
+                self._num_in_step += _needs_every_token(group[0].params)
+                for request in group:
+                    request.num_seats = 1                  # forked or not, each goes on by itself
+                    request.start_over()
+                    self.scheduler.add(request)
 
     def _update(self, batch: Batch, tokens: Sequence[int], outputs: dict[str, RequestOutput]) -> None:
         """Enter what a step computed: full blocks, tokens, forks, ends."""
@@ -217,6 +235,7 @@ class Engine:
             completion, metrics = request.completion, request.output.metrics
             completion.token_ids.append(token)
             metrics.num_output_tokens += 1
+            metrics.longest_output = max(metrics.longest_output, len(completion.token_ids))
             if metrics.first_token_time is None:
                 metrics.first_token_time = now
             if batch.logprobs is not None and completion.logprobs is not None:
@@ -266,6 +285,7 @@ class Engine:
         self.scheduler.check_integrity()
         scheduled = set(self.scheduler.waiting + self.scheduler.running)
         for group in self._groups.values():
+            assert group, "a request without completions never ends"
             for request in group:
                 forks_later = group[0].num_seats > 1 and request is not group[0]
                 assert (request in scheduled) != forks_later, f"{request} is lost"
@@ -276,8 +296,14 @@ class Engine:
     def _checked(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> list[int]:
         config = self.config
         if isinstance(prompt_token_ids, str):
-            raise ValueError(f"the engine takes token ids, not the text {prompt_token_ids[:20]!r}: use LLM.generate")
-        prompt = [int(token) for token in prompt_token_ids]
+            raise ValueError(f"the engine takes token ids, not the text {prompt_token_ids[:20]!r}: "
+                             f"use LLM.generate")
+        if not isinstance(params, SamplingParams):
+            raise ValueError(f"params is {params!r}: it must be a SamplingParams")
+        try:
+            prompt = [operator.index(token) for token in prompt_token_ids]
+        except TypeError:
+            raise ValueError(f"the prompt is {prompt_token_ids!r}: it must be a list of token ids") from None
         if not prompt:
             raise ValueError("the prompt is empty: it needs at least one token")
         top = self.vocab_size

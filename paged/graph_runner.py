@@ -69,6 +69,8 @@ class GraphRunner(ModelRunner):
         use_tqdm: show the capture's progress.
     """
 
+    runs_ahead = True
+
     def __init__(self, decoder: Decoder, kv: PagedKVCache, max_num_seqs: int, max_model_len: int,
                  host_kv: PagedKVCache | None = None, use_graphs: bool = True, use_matvec: bool = True):
         super().__init__(decoder, kv, "triton", host_kv)
@@ -228,11 +230,13 @@ class GraphRunner(ModelRunner):
         return min(self.max_num_seqs, num_tokens - 1)        # fewer rows than tokens: this is no decode step
 
     @torch.inference_mode()
-    def capture(self, use_tqdm: bool = True) -> float:
-        """Capture every size, the largest first; returns the seconds it took."""
+    def capture(self, use_tqdm: bool = True, only_largest: bool = False) -> float:
+        """Capture every size, the largest first, or only the largest; returns the seconds it took."""
         start = time.perf_counter()
         sizes = [(size, self._mixed_rows(size)) for size in MIXED_SIZES if size <= 4 * self.max_num_seqs or size <= 64]
         sizes += [(size, size) for size in self.decode_sizes]
+        if only_largest:
+            sizes = [max(sizes), (self.max_num_seqs, self.max_num_seqs)]
         pool = None
         for num_tokens, num_rows in tqdm(sorted(sizes, reverse=True), desc="Capturing graphs",
                                          disable=not use_tqdm, dynamic_ncols=True):

@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from tqdm import tqdm
 
 from paged.engine import Engine, EngineConfig
-from paged.kv_cache import PagedKVCache
-from paged.memory import GiB, num_blocks_in_budget
-from paged.models.loader import load
+from paged.models.loader import Loaded, load
 from paged.request import RequestOutput
-from paged.runner import ModelRunner
 from paged.sampling import SamplingParams
 from paged.slots import blocks_needed
+from paged.startup import Speedups, cpu_num_blocks, make_runner, measure_budget
 from paged.trace import NO_TRACE, Trace
 
 Prompt = "str | list[int] | list[dict[str, str]]"
-
-CPU_KV_BYTES = GiB
-"""Memory that the cache takes on a CPU at most, where num_blocks does not say otherwise."""
-
 
 class LLM:
     """A language model behind a paged engine.
 
     Args:
-        model: a Hugging Face directory or Hub id, a .gguf file, or "default".
+        model: a Hugging Face directory or Hub id, a .gguf file, "default", or a Loaded model.
         device: "cpu", "cuda", or "auto" for a GPU where there is one.
         dtype: "float32", "bfloat16", "float16", or "auto": the checkpoint's on a GPU, float32 on a CPU.
         block_size: tokens a block.
@@ -43,17 +38,18 @@ class LLM:
         enforce_eager: no CUDA graphs.
         preemption: "recompute" or "swap".
         seed: for requests that bring no seed of their own.
+        speedups: what makes the GPU fast, to be switched off for comparison.
         trace: receives every event.
 
     Raises ValueError and FileNotFoundError with a sentence that says what to do.
     """
 
-    def __init__(self, model: str = "default", device: str = "auto", dtype: str = "auto", block_size: int = 16,
+    def __init__(self, model: str | Loaded = "default", device: str = "auto", dtype: str = "auto", block_size: int = 16,
                  num_blocks: int | None = None, gpu_memory_utilization: float = 0.9,
                  max_model_len: int | None = None, max_num_seqs: int = 256,
                  max_num_batched_tokens: int | None = None, enable_prefix_caching: bool = True,
                  attention_backend: str = "auto", enforce_eager: bool = False, preemption: str = "recompute",
-                 seed: int = 0, trace: Trace = NO_TRACE):
+                 seed: int = 0, speedups: Speedups = Speedups(), trace: Trace = NO_TRACE):
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         if not 0 < gpu_memory_utilization <= 1:
@@ -64,25 +60,30 @@ class LLM:
         EngineConfig(num_blocks=1 if num_blocks is None else num_blocks, block_size=block_size,
                      max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
                      max_model_len=1 if max_model_len is None else max_model_len, preemption=preemption)
-        loaded = load(model, device, dtype)
+        loaded = model if isinstance(model, Loaded) else load(model, device, dtype)
         self.model_config, self.tokenizer, self.trace = loaded.config, loaded.tokenizer, trace
-        trace.emit("MODEL_WEIGHTS_LOADED", model=str(model), weights=loaded.num_weights, device=str(device))
+        trace.emit("MODEL_WEIGHTS_LOADED", model=model if isinstance(model, str) else "given",
+                   weights=loaded.num_weights, device=str(device))
         longest = loaded.config.max_position_embeddings
         if max_model_len is not None and max_model_len > longest:
             raise ValueError(f"max_model_len is {max_model_len}; the model was trained for {longest} positions: "
                              f"lower it")
         max_model_len = max_model_len or longest
-        if num_blocks is None:
-            num_blocks = self._num_blocks(loaded.decoder, block_size, max_num_seqs, max_model_len,
-                                          max_num_batched_tokens, gpu_memory_utilization)
+        self.budget = None                                 # what the card's memory goes to, where it was measured
+        speedups = replace(speedups, graphs=speedups.graphs and not enforce_eager)
+        sizes = block_size, max_num_seqs, max_model_len
+        if num_blocks is None and torch.device(device).type == "cuda":
+            self.budget = measure_budget(loaded.decoder, *sizes, max_num_batched_tokens, gpu_memory_utilization,
+                                         attention_backend, speedups, trace)
+            # More blocks than the requests that may run can fill would never be used.
+            num_blocks = min(self.budget.num_blocks, max_num_seqs * blocks_needed(max_model_len, block_size))
+        elif num_blocks is None:
+            num_blocks = cpu_num_blocks(loaded.decoder, *sizes)
         config = EngineConfig(num_blocks=num_blocks, block_size=block_size, max_num_seqs=max_num_seqs,
                               max_num_batched_tokens=max_num_batched_tokens,
                               max_model_len=min(max_model_len, num_blocks * block_size),
                               enable_prefix_caching=enable_prefix_caching, preemption=preemption, seed=seed)
-        kv = self._cache(num_blocks, block_size, loaded.decoder)
-        host_kv = (PagedKVCache(*kv.data.shape[1:], dtype=kv.data.dtype)
-                   if preemption == "swap" else None)
-        self.runner = ModelRunner(loaded.decoder, kv, attention_backend, host_kv)
+        self.runner = make_runner(loaded.decoder, config, attention_backend, speedups)
         self.engine = Engine(config, self.runner, loaded.tokenizer, loaded.eos_token_ids,
                              loaded.config.vocab_size, trace)
 
@@ -167,29 +168,3 @@ class LLM:
             raise ValueError(f"{len(sampling_params)} sampling_params for {num_prompts} prompts: give one, or one "
                              f"a prompt")
         return list(sampling_params)
-
-    # ── memory ────────────────────────────────────────────────────────────────────────────────────────
-
-    def _num_blocks(self, decoder, block_size: int, max_num_seqs: int, max_model_len: int,
-                    max_num_batched_tokens: int, utilization: float) -> int:
-        """Blocks for the memory there is: the budget formula on a GPU, a fixed bound on a CPU."""
-        c = self.model_config
-        weight = next(decoder.parameters())
-        block_bytes = 2 * c.num_layers * block_size * c.num_kv_heads * c.head_dim * weight.element_size()
-        wanted = max_num_seqs * blocks_needed(max_model_len, block_size)   # more could never be in use
-        if weight.device.type == "cpu":
-            num_blocks = max(1, min(wanted, CPU_KV_BYTES // block_bytes))
-            self.trace.emit("KV_BUDGET_ESTIMATE", num_blocks=num_blocks, block_bytes=block_bytes,
-                            bytes=num_blocks * block_bytes)
-            return num_blocks
-        raise NotImplementedError
-
-    def _cache(self, num_blocks: int, block_size: int, decoder) -> PagedKVCache:
-        c, weight = self.model_config, next(decoder.parameters())
-        try:
-            return PagedKVCache(c.num_layers, num_blocks, block_size, c.num_kv_heads, c.head_dim,
-                                dtype=weight.dtype, device=weight.device)
-        except (RuntimeError, torch.OutOfMemoryError) as error:
-            size = 2 * num_blocks * block_size * c.num_layers * c.num_kv_heads * c.head_dim * weight.element_size()
-            raise MemoryError(f"a pool of {num_blocks} blocks of {block_size} tokens takes {size / GiB:.2f} GiB, "
-                              f"which is not free on {weight.device}: lower num_blocks") from error

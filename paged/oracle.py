@@ -137,6 +137,8 @@ def _written_under(row: tuple | None) -> str:
 class RunAheadOracle(OracleRunner):
     """The same, one step ahead of the engine, which does not yet know the tokens that a step begins with."""
 
+    runs_ahead = True
+
     def launch(self, batch) -> list[int]:
         """Execute; the engine sees the result when it collects it."""
         return self.execute(batch)

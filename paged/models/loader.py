@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -19,10 +20,10 @@ from paged.models import config as configs
 from paged.models.config import ModelConfig
 from paged.models.decoder import Decoder
 from paged.models.default_model import default_model
-from paged.models.gguf_file import GGUFFile
 from paged.models.tokenizer import Tokenizer
 
 Readers = dict[str, Callable[[], torch.Tensor]]  # a tensor's Hugging Face name, and what reads it
+OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".gguf")  # looked for only to say what to do with them
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -46,13 +47,13 @@ def load(model: str, device: str | torch.device = "cpu", dtype: str | torch.dtyp
     """
     device = torch.device(device)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"The device {str(device)!r} was asked for and PyTorch sees no GPU; use device='cpu'.")
+        raise ValueError(f"The device {str(device)!r} was asked for and PyTorch sees no GPU: use 'cpu'.")
     if model == "default":
         return _load_gguf(default_model(), device, dtype)
     path = Path(model).expanduser()
     if path.is_file():
         if path.suffix != ".gguf":
-            raise ValueError(f"{model} is a file, and not a .gguf file; name the directory that holds the model.")
+            raise ValueError(f"{model} is a file, and not a .gguf file; name the directory of the model.")
         return _load_gguf(path, device, dtype)
     if not model or not path.is_dir():
         path = _download(str(model))
@@ -60,6 +61,8 @@ def load(model: str, device: str | torch.device = "cpu", dtype: str | torch.dtyp
 
 
 def _load_gguf(path: Path, device: torch.device, dtype: str | torch.dtype) -> Loaded:
+    from paged.models.gguf_file import GGUFFile  # only here: other checkpoints do not need the gguf library
+
     file = GGUFFile(path)
     config = configs.from_gguf(file.fields, file.names)
     decoder = Decoder(config, device, _dtype(dtype, device, "bfloat16"))
@@ -92,11 +95,12 @@ def _fill(decoder: Decoder, readers: Readers, source: Path) -> int:
     unused = [name for name in readers if name not in places and not _is_redundant(name, decoder.config)]
     missing = [name for name in places if name not in readers]
     if missing:
-        raise ValueError(f"The checkpoint {source} lacks {len(missing)} of {len(places)} tensors ({_some(missing)}): "
-                         "it is incomplete, or its config belongs to another model.")
+        raise ValueError(f"The checkpoint {source} lacks {len(missing)} of {len(places)} tensors "
+                         f"({_some(missing)}): it is incomplete, or its config belongs to another model.")
     if unused:
-        raise ValueError(f"The checkpoint {source} holds tensors that a {decoder.config.architecture} model has no "
-                         f"place for, {len(unused)} in all ({_some(unused)}): its config belongs to another model.")
+        raise ValueError(f"The checkpoint {source} holds {len(unused)} tensors too many for a "
+                         f"{decoder.config.architecture} model ({_some(unused)}): its config belongs to "
+                         "another model.")
     for name, place in tqdm(places.items(), desc="Loading weights", unit="tensor", delay=5, leave=False):
         tensor = readers[name]()
         if tensor.shape != place.shape:
@@ -121,18 +125,19 @@ def _safetensors(directory: Path) -> Readers:
     else:
         files = sorted(directory.glob("*.safetensors"))
     if not files:
-        others = sorted(file.name for kind in ("*.bin", "*.pt", "*.pth", "*.gguf") for file in directory.glob(kind))
+        others = sorted(file.name for file in directory.iterdir() if file.suffix in OTHER_WEIGHTS)
         raise FileNotFoundError(f"{directory} holds a config.json and no weights in .safetensors files" + (
             f" (only {_some(others)}): save it with save_pretrained, or name the .gguf file itself." if others
             else ": download the model again."))
     readers: Readers = {}
     for file in files:
         if not file.is_file():
-            raise FileNotFoundError(f"{index} names {file.name}, which is not there: download the model again.")
+            raise FileNotFoundError(f"{index} names {file.name}, which is missing: download the model again.")
         try:
             opened = safe_open(file, framework="pt")
         except SafetensorError as error:
-            raise ValueError(f"{file} is not a whole safetensors file ({error}): download it again.") from error
+            raise ValueError(f"{file} is not a whole safetensors file ({error}): download the model "
+                             "again.") from error
         readers |= {name: lambda opened=opened, name=name: opened.get_tensor(name) for name in opened.keys()}
     return readers
 
@@ -140,23 +145,23 @@ def _safetensors(directory: Path) -> Readers:
 def _download(model: str) -> Path:
     """Fetch a model from the Hugging Face Hub into its own cache; only what is read here, only once."""
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", model) or model.startswith(".") or model.endswith(".gguf"):
-        raise FileNotFoundError(f"There is no model at {model!r}: give a Hugging Face directory, a .gguf file, "
-                                "a Hub id like 'Qwen/Qwen3-0.6B', or 'default'.")
+        raise FileNotFoundError(f"There is no model at {model!r}: give a Hugging Face directory, a .gguf "
+                                "file, a Hub id like 'Qwen/Qwen3-0.6B', or 'default'.")
     from huggingface_hub import errors, snapshot_download
 
     try:
-        return Path(snapshot_download(model, ignore_patterns=["*/*"],
-                                      allow_patterns=["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]))
+        wanted = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
+        return Path(snapshot_download(model, allow_patterns=wanted, ignore_patterns=["*/*"]))
     except errors.GatedRepoError as error:
-        raise ValueError(f"The Hub gives {model!r} only to those who have accepted its terms: do so on its page, "
-                         "log in with `hf auth login`, and try again.") from error
+        raise ValueError(f"The Hub gives {model!r} only to those who have accepted its terms: do so on its "
+                         "page, log in with `hf auth login`, and try again.") from error
     except errors.RepositoryNotFoundError as error:
-        raise FileNotFoundError(f"There is no directory {model!r} here and no such model on the Hugging Face Hub; "
-                                "check the name (a private model needs `hf auth login`).") from error
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, errors.HfHubHTTPError, OSError) as error:
-        raise ConnectionError(f"{model!r} is no directory here, and the Hugging Face Hub cannot be reached to "
-                              "download it: connect to a network, or name a local directory, a .gguf file or "
-                              "'default'.") from error
+        raise FileNotFoundError(f"There is no directory {model!r} here and no such model on the Hugging Face "
+                                "Hub; check the name (a private model needs `hf auth login`).") from error
+    except (errors.HfHubHTTPError, OSError) as error:
+        raise ConnectionError(f"{model!r} is no directory here, and the Hugging Face Hub cannot be reached "
+                              "to download it: connect to a network, or name a local directory, a .gguf "
+                              "file or 'default'.") from error
 
 
 def _dtype(wanted: str | torch.dtype, device: torch.device, stored: str | None) -> torch.dtype:
@@ -165,14 +170,16 @@ def _dtype(wanted: str | torch.dtype, device: torch.device, stored: str | None) 
     if wanted in DTYPES.values():
         return wanted
     if str(wanted) not in DTYPES:
-        raise ValueError(f"The dtype {wanted!r} is not supported; use 'auto', {', '.join(map(repr, DTYPES))}.")
+        known = ", ".join(map(repr, DTYPES))
+        raise ValueError(f"The dtype {wanted!r} is not supported; use 'auto', {known}.")
     return DTYPES[wanted]
 
 
 def _read_json(path: Path, needed: bool = False) -> dict[str, Any]:
     if not path.is_file():
         if needed:
-            raise FileNotFoundError(f"{path.parent} is no Hugging Face model directory: it has no {path.name}.")
+            raise FileNotFoundError(f"{path.parent} is no Hugging Face model directory: it has no "
+                                    f"{path.name}.")
         return {}
     try:
         return json.loads(path.read_text(encoding="utf-8"))

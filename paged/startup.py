@@ -1,0 +1,155 @@
+"""Between loaded weights and the first request: warm-up, memory budget, one allocation, graphs.
+
+The cache takes what is left of the card's share, so everything else must be known first. What a step needs beside
+the weights shows only when a step runs: the warm-up runs the largest one (max_num_batched_tokens, as prompts as long
+as they may be) over a small cache, and captures the largest graphs, before the pool is sized.
+
+    total × utilization  │ weights │ others on the card │ activations of a step │ graphs │  K/V blocks …        │
+                         └──────── used now ───────────┘└── peak − current ─────┘
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+
+import torch
+
+from paged.engine import Engine, EngineConfig
+from paged.kv_cache import PagedKVCache
+from paged.memory import GiB, num_blocks_in_budget
+from paged.models.decoder import Decoder
+from paged.runner import ModelRunner
+from paged.sampling import SamplingParams
+from paged.slots import blocks_needed
+from paged.trace import Trace
+
+CPU_KV_BYTES = GiB
+"""Memory that the cache takes on a CPU at most, where num_blocks does not say otherwise."""
+
+
+@dataclass(frozen=True)
+class Speedups:
+    """What makes the GPU engine fast, each to be switched off on its own.
+
+    Attributes:
+        graphs: replay CUDA graphs for decodes and small mixed steps.
+        fused: fused kernels, and all that a step needs kept on the GPU (without it nothing below applies).
+        matvec: take a single request through matrix-vector kernels.
+        run_ahead: launch a step before the tokens of the one before are read.
+    """
+
+    graphs: bool = True
+    fused: bool = True
+    matvec: bool = True
+    run_ahead: bool = True
+
+
+def block_bytes(decoder: Decoder, block_size: int) -> int:
+    """Bytes of one block of a model's cache, K and V, over all layers."""
+    c = decoder.config
+    return 2 * c.num_layers * block_size * c.num_kv_heads * c.head_dim * decoder.embedding.element_size()
+
+
+def allocate_cache(decoder: Decoder, num_blocks: int, block_size: int, on_host: bool = False) -> PagedKVCache:
+    """The cache of a model, on its device or in host memory. Raises MemoryError, with the numbers, if it is too big."""
+    c = decoder.config
+    device = torch.device("cpu") if on_host else decoder.embedding.device
+    try:
+        return PagedKVCache(c.num_layers, num_blocks, block_size, c.num_kv_heads, c.head_dim,
+                            dtype=decoder.embedding.dtype, device=device)
+    except RuntimeError as error:                          # torch.OutOfMemoryError is one
+        size = num_blocks * block_bytes(decoder, block_size) / GiB
+        raise MemoryError(f"a pool of {num_blocks} blocks of {block_size} tokens takes {size:.2f} GiB, which is not "
+                          f"free on {device}: lower num_blocks") from error
+
+
+def make_runner(decoder: Decoder, config: EngineConfig, attention_backend: str = "auto",
+                speedups: Speedups = Speedups(), use_tqdm: bool = True) -> ModelRunner:
+    """The runner for a model on its device, with its cache: the fast one on a GPU, unless another attention
+    backend than our own is asked for."""
+    kv = allocate_cache(decoder, config.num_blocks, config.block_size)
+    host_kv = None
+    if config.preemption == "swap":
+        host_kv = allocate_cache(decoder, config.num_host_blocks or config.num_blocks, config.block_size, on_host=True)
+    if not (kv.data.is_cuda and speedups.fused and attention_backend in ("auto", "triton")):
+        return ModelRunner(decoder, kv, attention_backend, host_kv)
+    from paged.graph_runner import GraphRunner
+    runner = GraphRunner(decoder, kv, config.max_num_seqs, config.max_model_len, host_kv, speedups.graphs,
+                         speedups.matvec)
+    runner.runs_ahead = speedups.run_ahead
+    if speedups.graphs:
+        runner.capture(use_tqdm)
+    return runner
+
+
+def cpu_num_blocks(decoder: Decoder, block_size: int, max_num_seqs: int, max_model_len: int) -> int:
+    """Blocks on a CPU: as many as could ever be in use, within CPU_KV_BYTES."""
+    wanted = max_num_seqs * blocks_needed(max_model_len, block_size)
+    return max(1, min(wanted, CPU_KV_BYTES // block_bytes(decoder, block_size)))
+
+
+@dataclass(frozen=True)
+class MemoryBudget:
+    """The budget formula's terms as measured on the card, in bytes; see `memory.num_blocks_in_budget`."""
+
+    total: int
+    utilization: float
+    used: int
+    peak: int
+    current: int
+    graphs: int
+    block_bytes: int
+    warm_up_seconds: float
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that fit. Raises ValueError, with the numbers, if none does."""
+        return num_blocks_in_budget(self.total, self.utilization, self.used + self.graphs, self.peak, self.current,
+                                    self.block_bytes)
+
+
+def measure_budget(decoder: Decoder, block_size: int, max_num_seqs: int, max_model_len: int,
+                   max_num_batched_tokens: int, utilization: float, attention_backend: str = "auto",
+                   speedups: Speedups = Speedups(), trace: Trace | None = None) -> MemoryBudget:
+    """Warm up with the largest step and measure what it takes; the kernels are compiled on the way.
+
+    Raises MemoryError, with the numbers, when the card has no room for that step.
+    """
+    start = time.perf_counter()
+    prompt = min(max_model_len, max_num_batched_tokens)
+    num_prompts = max(1, min(max_num_seqs, max_num_batched_tokens // prompt))
+    config = EngineConfig(num_blocks=num_prompts * blocks_needed(prompt, block_size), block_size=block_size,
+                          max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
+                          max_model_len=max_model_len, enable_prefix_caching=False)
+    quiet = Speedups(False, speedups.fused, speedups.matvec, False)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    try:
+        runner = make_runner(decoder, config, attention_backend, quiet)
+        small_cache = runner.kv.data.nbytes
+        engine = Engine(config, runner)
+        for _ in range(num_prompts):
+            engine.add_request([0] * prompt, SamplingParams(max_tokens=1))
+        while engine.has_unfinished():
+            engine.step()
+        peak = torch.cuda.max_memory_allocated() - small_cache
+        current = torch.cuda.memory_allocated() - small_cache
+        graphs = 0
+        if speedups.graphs and hasattr(runner, "capture"):
+            before = torch.cuda.mem_get_info()[0]
+            runner.capture(use_tqdm=False, only_largest=True)
+            graphs = max(0, before - torch.cuda.mem_get_info()[0])
+    except torch.OutOfMemoryError as error:
+        free, total = torch.cuda.mem_get_info()
+        raise MemoryError(f"a step of {max_num_batched_tokens} tokens does not fit: {free / GiB:.2f} of "
+                          f"{total / GiB:.2f} GiB are free beside it. Lower max_num_batched_tokens or max_num_seqs, "
+                          f"or free the card") from error
+    del runner, engine
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    budget = MemoryBudget(total, utilization, total - free, peak, current, graphs, block_bytes(decoder, block_size),
+                          time.perf_counter() - start)
+    if trace is not None:
+        trace.emit("KV_BUDGET_ESTIMATE", **asdict(budget), num_blocks=budget.num_blocks)
+    return budget
