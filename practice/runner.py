@@ -75,9 +75,10 @@ def examples(statement):
 
 
 def asked_names(starter):
-    """The public functions and classes that a starter defines: what an answer must define too."""
-    return [node.name for node in ast.parse(starter).body
-            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_")]
+    """The public functions and classes that a starter defines, without kernels: what an answer must define."""
+    return [node.name for node in ast.parse(starter).body if not getattr(node, "name", "_").startswith("_")
+            and (isinstance(node, ast.ClassDef)
+                 or isinstance(node, ast.FunctionDef) and not node.decorator_list)]
 
 
 # ------------------------------------------------------------------------------------------- comparison

@@ -1,0 +1,21 @@
+"""Takes the maximum of the tile alone, even when the old one was larger."""
+
+from collections.abc import Iterator
+
+import torch
+
+
+def attend(q: torch.Tensor, tiles: Iterator[tuple[torch.Tensor, torch.Tensor]], scale: float) -> torch.Tensor:
+    """Attention of one query over keys and values that come tile by tile."""
+    largest, total, acc = torch.tensor(-torch.inf), torch.tensor(0.0), torch.zeros_like(q)
+    for k, v in tiles:
+        if len(k) == 0:
+            continue
+        scores = k @ q * scale
+        new = scores.max()
+        fix = torch.exp(torch.clamp(largest - new, max=0.0))
+        weights = torch.exp(scores - new)
+        total = total * fix + weights.sum()
+        acc = acc * fix + weights @ v
+        largest = new
+    return acc / total if total > 0 else acc
