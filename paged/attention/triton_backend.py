@@ -26,6 +26,8 @@ def why_not(q: torch.Tensor, k_cache: torch.Tensor) -> str | None:
         return f"q is {q.dtype} and the cache {k_cache.dtype}; the kernels take one of {DTYPES} for both"
     if q.shape[-1] not in HEAD_DIMS:
         return f"head_dim is {q.shape[-1]}; the kernels take up to {HEAD_DIMS[-1]}"
+    if not k_cache.is_contiguous():
+        return f"the cache has strides {k_cache.stride()}: the kernels take one whose rows lie one after the other"
     if not q.is_cuda:
         if os.environ.get("TRITON_INTERPRET") != "1":
             return "q is on the CPU: set TRITON_INTERPRET=1 before Python starts, and the kernels run there, slowly"
@@ -47,8 +49,8 @@ def run(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_tab
         max_query_len = max((b - a for a, b in zip(query_start_loc, query_start_loc[1:])), default=0)
     block_tables = padded(block_tables, q.device)
     seq_lens, query_start_loc = on_device(seq_lens, q.device), on_device(query_start_loc, q.device)
-    if q.stride(-1) != 1:
-        q = q.contiguous()
+    if q.stride()[1:] != (q.shape[2], 1):
+        q = q.contiguous()                                  # the heads of a token must lie side by side
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if len(q) == 0:
         return out

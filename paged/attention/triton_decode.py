@@ -22,12 +22,12 @@ import torch
 import triton
 import triton.language as tl
 
-from paged.attention.triton_tile import LOG2_E, load_tile, num_multiprocessors
+from paged.attention.triton_tile import LOG2_E, device_properties, launch, load_rows, tile_slots
 
 
 @triton.jit
-def count_tiles(seq_lens_ptr, query_start_loc_ptr, num_requests, TILE: tl.constexpr,
-                PADDED_REQUESTS: tl.constexpr):
+def _count_tiles(seq_lens_ptr, query_start_loc_ptr, num_requests, TILE: tl.constexpr,
+                 PADDED_REQUESTS: tl.constexpr):
     """Tiles of one KV head of each request; 0 for a request with other than one query."""
     request = tl.arange(0, PADDED_REQUESTS)
     valid = request < num_requests
@@ -38,50 +38,53 @@ def count_tiles(seq_lens_ptr, query_start_loc_ptr, num_requests, TILE: tl.conste
 
 
 @triton.jit(do_not_specialize=["num_requests", "table_stride"])
-def _decode_kernel(q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, partial_lse_ptr,
-                   block_tables_ptr, seq_lens_ptr, query_start_loc_ptr, scale, num_requests, table_stride,
-                   q_token, q_head, k_block, k_row, k_head, v_block, v_row, v_head, out_token, out_head,
-                   NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
-                   BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, MIN_TILES: tl.constexpr,
-                   PADDED_GROUP: tl.constexpr, PADDED_DIM: tl.constexpr, PADDED_REQUESTS: tl.constexpr):
-    tiles = count_tiles(seq_lens_ptr, query_start_loc_ptr, num_requests, TILE, PADDED_REQUESTS)
+def _decode_kernel(q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, block_tables_ptr, seq_lens_ptr, query_start_loc_ptr,
+                   scale, num_requests, table_stride, q_stride, NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
+                   HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, PADDED_REQUESTS: tl.constexpr,
+                   TILE: tl.constexpr, OVERLAP: tl.constexpr, PADDED_GROUP: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()               # the combine kernel may already get ready
+    tiles = _count_tiles(seq_lens_ptr, query_start_loc_ptr, num_requests, TILE, PADDED_REQUESTS)
     ends = tl.cumsum(tiles, 0) * NUM_KV_HEADS               # where each request ends on the line of tiles
     total = tl.sum(tiles, 0) * NUM_KV_HEADS
-    share = tl.maximum((total + tl.num_programs(0) - 1) // tl.num_programs(0), MIN_TILES)
+    share = tl.maximum(tl.cdiv(total, tl.num_programs(0)), 1)
     begin = tl.program_id(0) * share
     stop = tl.minimum(begin + share, total)
 
     group = tl.arange(0, PADDED_GROUP)
     dim = tl.arange(0, PADDED_DIM)
     real = (group < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
+    lse_ptr = partial_ptr + 2 * tl.num_programs(0) * GROUP * HEAD_DIM
 
     position = begin                                        # on the line of tiles
     while position < stop:
         # Which request, which KV head, which tiles of it?
         request = tl.sum((ends <= position).to(tl.int32), 0)
         length = tl.load(seq_lens_ptr + request)
-        own_tiles = (length + TILE - 1) // TILE
+        own_tiles = tl.cdiv(length, TILE)
         inside = position - tl.sum(tl.where(tl.arange(0, PADDED_REQUESTS) < request, tiles, 0), 0) * NUM_KV_HEADS
         kv_head = inside // own_tiles
         first_tile = inside % own_tiles
         last_tile = tl.minimum(own_tiles, first_tile + stop - position)
 
         row = tl.load(query_start_loc_ptr + request).to(tl.int64)
-        heads = kv_head * GROUP + group                     # the query heads that share this KV head
-        q = tl.load(q_ptr + row * q_token + heads[:, None] * q_head + dim[None, :], mask=real, other=0.0)
+        heads = (kv_head * GROUP + group) * HEAD_DIM        # the query heads that share this KV head
+        q = tl.load(q_ptr + row * q_stride + heads[:, None] + dim[None, :], mask=real, other=0.0)
         table_ptr = block_tables_ptr + request.to(tl.int64) * table_stride
-        k_base = k_ptr + kv_head * k_head + dim[None, :]
-        v_base = v_ptr + kv_head * v_head + dim[None, :]
+        k_base = k_ptr + kv_head * HEAD_DIM + dim[None, :]
+        v_base = v_ptr + kv_head * HEAD_DIM + dim[None, :]
 
         # Online softmax over the tiles: m is the running maximum, l the running sum, acc the weighted values.
         m = tl.full([PADDED_GROUP], float("-inf"), tl.float32)
         l = tl.zeros([PADDED_GROUP], tl.float32)
         acc = tl.zeros([PADDED_GROUP, PADDED_DIM], tl.float32)
+        slots = tile_slots(first_tile, length, table_ptr, BLOCK_SIZE, TILE)
         for tile in range(first_tile, last_tile):
-            token = tile * TILE + tl.arange(0, TILE)
-            k = load_tile(k_base, tile, length, table_ptr, k_block, k_row, HEAD_DIM, BLOCK_SIZE, TILE, PADDED_DIM)
-            v = load_tile(v_base, tile, length, table_ptr, v_block, v_row, HEAD_DIM, BLOCK_SIZE, TILE, PADDED_DIM)
+            k = load_rows(k_base, slots, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, PADDED_DIM)
+            v = load_rows(v_base, slots, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, PADDED_DIM)
+            slots = tile_slots(tile + 1, length, table_ptr, BLOCK_SIZE, TILE)      # asked for one tile ahead
             scores = tl.dot(q, k.T, input_precision="ieee") * (scale * LOG2_E)
+            token = tile * TILE + tl.arange(0, TILE)
             scores = tl.where((token < length)[None, :], scores, float("-inf"))
             m_new = tl.maximum(m, tl.max(scores, 1))
             alpha = tl.exp2(m - m_new)
@@ -92,84 +95,94 @@ def _decode_kernel(q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, partial_lse_ptr,
         acc = acc / l[:, None]
 
         whole = last_tile - first_tile == own_tiles
-        tl.store(out_ptr + row * out_token + heads[:, None] * out_head + dim[None, :],
+        tl.store(out_ptr + row * (NUM_KV_HEADS * GROUP * HEAD_DIM) + heads[:, None] + dim[None, :],
                  acc.to(out_ptr.dtype.element_ty), mask=real & whole)
-        # A program cuts at most two pairs: slot 0 takes what it begins with, slot 1 what it ends with.
-        slot = 2 * tl.program_id(0) + (position > begin).to(tl.int32)
-        partial = slot * GROUP + group
-        tl.store(partial_ptr + partial[:, None] * HEAD_DIM + dim[None, :], acc, mask=real & (not whole))
-        tl.store(partial_lse_ptr + partial, m + tl.log2(l), mask=(group < GROUP) & (not whole))
+        # A program cuts at most two pairs: place 0 takes what it begins with, place 1 what it ends with.
+        place = (2 * tl.program_id(0) + (position > begin).to(tl.int32)) * GROUP + group
+        tl.store(partial_ptr + place[:, None] * HEAD_DIM + dim[None, :], acc, mask=real & (not whole))
+        tl.store(lse_ptr + place, m + tl.log2(l), mask=(group < GROUP) & (not whole))
         position += last_tile - first_tile
 
 
 @triton.jit(do_not_specialize=["num_requests", "num_programs"])
-def _combine_kernel(partial_ptr, partial_lse_ptr, out_ptr, seq_lens_ptr, query_start_loc_ptr,
-                    num_requests, num_programs, out_token, out_head,
-                    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, TILE: tl.constexpr,
-                    MIN_TILES: tl.constexpr, PADDED_DIM: tl.constexpr, PADDED_REQUESTS: tl.constexpr,
-                    PIECES: tl.constexpr):
+def _combine_kernel(partial_ptr, out_ptr, seq_lens_ptr, query_start_loc_ptr, num_requests, num_programs,
+                    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+                    PADDED_DIM: tl.constexpr, PADDED_REQUESTS: tl.constexpr, TILE: tl.constexpr,
+                    OVERLAP: tl.constexpr, PIECES: tl.constexpr):
     request, head = tl.program_id(0), tl.program_id(1)
-    row = tl.load(query_start_loc_ptr + request).to(tl.int64)
-    if tl.load(query_start_loc_ptr + request + 1) - row != 1:
-        return                                              # not a decode: the prefill kernel's business
-    # The same line, the same shares as in the decode kernel: begin to end are the tiles of this pair.
-    tiles = count_tiles(seq_lens_ptr, query_start_loc_ptr, num_requests, TILE, PADDED_REQUESTS)
-    total = tl.sum(tiles, 0) * NUM_KV_HEADS
-    share = tl.maximum((total + num_programs - 1) // num_programs, MIN_TILES)
+    # The same line and the same shares as in the decode kernel: from begin on lie the tiles of this pair.
+    tiles = _count_tiles(seq_lens_ptr, query_start_loc_ptr, num_requests, TILE, PADDED_REQUESTS)
+    share = tl.maximum(tl.cdiv(tl.sum(tiles, 0) * NUM_KV_HEADS, num_programs), 1)
     index = tl.arange(0, PADDED_REQUESTS)
     own_tiles = tl.sum(tl.where(index == request, tiles, 0), 0)
     begin = tl.sum(tl.where(index < request, tiles, 0), 0) * NUM_KV_HEADS + (head // GROUP) * own_tiles
     first = begin // share
     last = (begin + own_tiles - 1) // share
+    row = tl.load(query_start_loc_ptr + request).to(tl.int64)
+    num_queries = tl.load(query_start_loc_ptr + request + 1) - row
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()                            # up to here the decode kernel may still be at work
+    if num_queries != 1:
+        return                                              # not a decode: the prefill kernel's business
     if (own_tiles > 0) & (first == last):
         return                                              # one program had it whole and wrote the output
 
     dim = tl.arange(0, PADDED_DIM)
+    lse_ptr = partial_ptr + 2 * num_programs * GROUP * HEAD_DIM
     m = float("-inf")
     l = 0.0
-    acc = tl.zeros([PADDED_DIM], tl.float32)
+    acc = tl.zeros([PADDED_DIM], tl.float32)                # stays zero for an empty context
     if own_tiles > 0:
         for start in range(first, last + 1, PIECES):
             program = start + tl.arange(0, PIECES)
-            slot = 2 * program + ((program == first) & (begin > first * share)).to(tl.int32)
-            partial = slot * GROUP + head % GROUP
-            lse = tl.load(partial_lse_ptr + partial, mask=program <= last, other=float("-inf"))
+            place = 2 * program + ((program == first) & (begin > first * share)).to(tl.int32)
+            place = place * GROUP + head % GROUP
+            lse = tl.load(lse_ptr + place, mask=program <= last, other=float("-inf"))
+            partial = tl.load(partial_ptr + place[:, None] * HEAD_DIM + dim[None, :],
+                              mask=(program <= last)[:, None] & (dim < HEAD_DIM)[None, :], other=0.0)
             m_new = tl.maximum(m, tl.max(lse, 0))
             alpha = tl.exp2(m - m_new)
             weight = tl.exp2(lse - m_new)
-            piece = tl.load(partial_ptr + partial[:, None] * HEAD_DIM + dim[None, :],
-                            mask=(program <= last)[:, None] & (dim < HEAD_DIM)[None, :], other=0.0)
             l = l * alpha + tl.sum(weight, 0)
-            acc = acc * alpha + tl.sum(weight[:, None] * piece, 0)
+            acc = acc * alpha + tl.sum(weight[:, None] * partial, 0)
             m = m_new
         acc = acc / l
-    tl.store(out_ptr + row * out_token + head * out_head + dim, acc.to(out_ptr.dtype.element_ty),
-             mask=dim < HEAD_DIM)
+    tl.store(out_ptr + (row * (NUM_KV_HEADS * GROUP) + head) * HEAD_DIM + dim,
+             acc.to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
+
+
+def launch_shape(dtype: torch.dtype, head_dim: int, num_requests: int) -> tuple[int, int, int, int]:
+    """Tokens a tile, warps a program, loads in flight, programs a multiprocessor; measured on an H200."""
+    if dtype == torch.float32 or head_dim > 128:
+        return 32, 4, 3, 2
+    if num_requests < 8:
+        return 64, 4, 3, 2                                  # fewer, larger programs: a shorter way to the end
+    return 32, 1, 3, 4
 
 
 def decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_tables: torch.Tensor,
            seq_lens: torch.Tensor, query_start_loc: torch.Tensor, scale: float, out: torch.Tensor) -> None:
     """Write into `out` the attention of every request that has exactly one query; leave the other rows alone.
 
-    q, out: [N, num_heads, head_dim]; caches: [num_blocks, block_size, num_kv_heads, head_dim]; block_tables:
-    [requests, max_blocks], seq_lens: [requests], query_start_loc: [requests + 1], all integers on the GPU.
-    A context of 0 tokens gives zeros. The launch depends on shapes alone: safe to capture in a CUDA graph.
+    q, out: [N, num_heads, head_dim], the heads of a token side by side; caches: [num_blocks, block_size,
+    num_kv_heads, head_dim], contiguous like out; block_tables: [requests, max_blocks], seq_lens: [requests],
+    query_start_loc: [requests + 1], int32 on the GPU. A context of 0 tokens gives zeros. The launch depends on
+    shapes alone: safe to capture in a CUDA graph.
     """
     num_requests, num_heads, head_dim = len(seq_lens), q.shape[1], q.shape[2]
     _, block_size, num_kv_heads, _ = k_cache.shape
     group = num_heads // num_kv_heads
-    tile, programs, warps, stages = 64, 4, 4, 2
-    num_programs = num_multiprocessors(q.device) * programs
-    shape = dict(NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, TILE=tile, MIN_TILES=1,
-                 PADDED_DIM=triton.next_power_of_2(head_dim),
-                 PADDED_REQUESTS=max(64, triton.next_power_of_2(num_requests)))
-    partial = torch.empty(2 * num_programs, group, head_dim, dtype=torch.float32, device=q.device)
-    partial_lse = torch.empty(2 * num_programs, group, dtype=torch.float32, device=q.device)
-    _decode_kernel[num_programs,](
-        q, k_cache, v_cache, out, partial, partial_lse, block_tables, seq_lens, query_start_loc, scale,
-        num_requests, block_tables.stride(0), *q.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3],
-        *out.stride()[:2], BLOCK_SIZE=block_size, PADDED_GROUP=max(16, triton.next_power_of_2(group)),
-        **shape, num_warps=warps, num_stages=stages)
-    _combine_kernel[num_requests, num_heads](
-        partial, partial_lse, out, seq_lens, query_start_loc, num_requests, num_programs, *out.stride()[:2],
-        PIECES=16, **shape, num_warps=2)
+    processors, overlap = device_properties(q.device)
+    tile, warps, stages, programs = launch_shape(q.dtype, head_dim, num_requests)
+    programs *= processors
+    shape = (num_kv_heads, group, head_dim, triton.next_power_of_2(head_dim),
+             max(64, triton.next_power_of_2(num_requests)), tile, overlap)
+    # One float32 result and one log-sum-exp for each of two cut pairs a program.
+    partial = torch.empty(2 * programs * group * (head_dim + 1), dtype=torch.float32, device=q.device)
+    launch(_decode_kernel, (programs, 1, 1),
+           (q, k_cache, v_cache, out, partial, block_tables, seq_lens, query_start_loc, scale, num_requests,
+            block_tables.stride(0), q.stride(0)),
+           (*shape, max(16, triton.next_power_of_2(group)), block_size), num_warps=warps, num_stages=stages)
+    early = {"launch_pdl": True} if overlap else {}         # may start before the decode kernel has ended
+    launch(_combine_kernel, (num_requests, num_heads, 1),
+           (partial, out, seq_lens, query_start_loc, num_requests, programs), (*shape, 16), num_warps=2, **early)

@@ -1,4 +1,4 @@
-"""What the decode and the prefill kernel share: reading one tile of a context through its block table."""
+"""What the Triton attention kernels share: reading a tile of a context through its block table, and launching."""
 
 from __future__ import annotations
 
@@ -12,33 +12,64 @@ LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)      # exp(x) is exp2(x 
 
 
 @triton.jit
-def load_tile(base, tile, length, table_ptr, block_stride, row_stride, HEAD_DIM: tl.constexpr,
-              BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, PADDED_DIM: tl.constexpr):
-    """Rows tile × TILE … of a context of `length` tokens, as [TILE, PADDED_DIM]; zeros past its end.
+def tile_slots(tile, length, table_ptr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Slots of the tokens tile × TILE … of a context of `length` tokens, [TILE].
 
         token           0   1   2   3   4   5   6   7   8  …         (BLOCK_SIZE = 3)
         token // 3      0   0   0   1   1   1   2   2   2  …         logical block
         table           7   7   7   1   1   1   4   4   4  …         physical block
-        row            21  22  23   3   4   5  12  13  14  …         block × BLOCK_SIZE + token % BLOCK_SIZE
+        slot           21  22  23   3   4   5  12  13  14  …         block × BLOCK_SIZE + token % BLOCK_SIZE
 
-    `base` points at dimension 0 … of the KV head in row 0, [1, PADDED_DIM]. Rows past the context may hold
-    anything, NaN too, and 0 × NaN is NaN: they are never loaded. Offsets are in 64 bits: a pool of K or V
-    passes 2³¹ elements.
+    Past the end the last token stands in: its row is known to hold numbers, where an unused row may hold NaN, and
+    0 × NaN is NaN. An empty context gives slot 0.
     """
-    token = tile * TILE + tl.arange(0, TILE)
-    block = tl.load(table_ptr + token // BLOCK_SIZE, mask=token < length, other=0).to(tl.int64)
-    row = block * block_stride + (token % BLOCK_SIZE) * row_stride
-    used = (token < length)[:, None] & (tl.arange(0, PADDED_DIM) < HEAD_DIM)[None, :]
-    return tl.load(base + row[:, None], mask=used, other=0.0)
+    token = tl.maximum(tl.minimum(tile * TILE + tl.arange(0, TILE), length - 1), 0)
+    block = tl.load(table_ptr + token // BLOCK_SIZE, mask=length > 0, other=0)
+    return block * BLOCK_SIZE + token % BLOCK_SIZE
+
+
+@triton.jit
+def load_rows(base, slots, ROW: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr):
+    """Cache rows of these slots, [TILE, PADDED_DIM]; `base` points at the KV head in row 0, [1, PADDED_DIM].
+
+    Offsets are in 64 bits: a pool of K or V passes 2³¹ elements.
+    """
+    pointers = base + (slots.to(tl.int64) * ROW)[:, None]
+    if HEAD_DIM == PADDED_DIM:
+        return tl.load(pointers)
+    return tl.load(pointers, mask=(tl.arange(0, PADDED_DIM) < HEAD_DIM)[None, :], other=0.0)
 
 
 @lru_cache(maxsize=None)
-def num_multiprocessors(device: torch.device) -> int:
-    """Multiprocessors of a GPU; 4 stand in for them in the interpreter."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+def device_properties(device: torch.device) -> tuple[int, bool]:
+    """Multiprocessors of a GPU, and whether it is of the Hopper or Blackwell generation (compute capability 9, 10).
+
+    In the interpreter 4 processors stand in for them.
+    """
+    if device.type != "cuda":
+        return 4, False
+    properties = torch.cuda.get_device_properties(device)
+    return properties.multi_processor_count, properties.major in (9, 10)
 
 
-@lru_cache(maxsize=None)
-def has_wide_shared_memory(device: torch.device) -> bool:
-    """Whether a program may use over 200 KB of shared memory (Hopper and datacenter Blackwell), not about 100."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in (9, 10)
+_compiled: dict = {}
+
+
+def launch(kernel, grid: tuple[int, int, int], arguments: tuple, constants: tuple, **options) -> None:
+    """Start a Triton kernel, faster than `kernel[grid](...)` from the second call of a kind on.
+
+    Triton analyses every argument of every call, which takes longer than a small decode step. It compiles anew
+    only for other types, other constants, and for the alignment of pointers and numbers; what it compiled is kept
+    here under these.
+    """
+    if not arguments[0].is_cuda:
+        kernel[grid](*arguments, *constants, **options)
+        return
+    kinds = tuple((a.dtype, a.data_ptr() % 16) if isinstance(a, torch.Tensor)
+                  else (a % 16, a == 1, a >> 31) if isinstance(a, int) else None for a in arguments)
+    key = (kernel, arguments[0].device, constants, kinds, *options.values())
+    compiled = _compiled.get(key)
+    if compiled is None:
+        _compiled[key] = kernel[grid](*arguments, *constants, **options)
+    else:
+        compiled[grid](*arguments, *constants)
