@@ -10,7 +10,7 @@ turn out to be the beginning of one waits until it cannot.
 from __future__ import annotations
 
 import codecs
-from typing import Sequence
+from collections.abc import Sequence
 
 
 class Detokenizer:

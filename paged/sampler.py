@@ -10,7 +10,8 @@ the batch.
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ _MASK = 2**64 - 1
 
 
 def sample(logits: Tensor, requests: Sequence[Any]) -> tuple[list[int], list[dict[int, float] | None] | None]:
-    """The chosen token of each row of logits [requests, vocab], and log-probabilities where they are asked for.
+    """The chosen token of each row of logits [requests, vocab], and log-probabilities where asked for.
 
     A request has .params (SamplingParams), .token_ids (prompt and output), .num_prompt_tokens and .seed. The
     log-probabilities are those of the model itself, before penalty and temperature: of the chosen token and
@@ -31,14 +32,14 @@ def sample(logits: Tensor, requests: Sequence[Any]) -> tuple[list[int], list[dic
     logprobs = _logprobs(logits, requests, chosen)
     tokens = chosen.tolist()
     if -1 in tokens:
-        raise ValueError(f"The logits of request {tokens.index(-1)} of a batch of {len(tokens)} hold NaN or infinity: "
-                         "the weights are damaged, or their dtype is too narrow for this model; try bfloat16 or "
+        raise ValueError(f"Row {tokens.index(-1)} of {len(tokens)} rows of logits holds NaN or infinity: the "
+                         "weights are damaged, or their dtype is too narrow for this model; try bfloat16 or "
                          "float32.")
     return tokens, logprobs
 
 
 def choose(logits: Tensor, requests: Sequence[Any]) -> Tensor:
-    """The chosen tokens [requests], still on the device, for logits [requests, vocab]; -1 for a broken row."""
+    """The chosen tokens [requests], still on the device, of logits [requests, vocab]; -1 for a broken row."""
     logits = _penalize(logits, requests)
     peak, likeliest = logits.max(dim=-1)
     tokens = likeliest
@@ -52,7 +53,7 @@ def choose(logits: Tensor, requests: Sequence[Any]) -> Tensor:
 
 
 def uniform(seed: int, step: int) -> float:
-    """A number of [0, 1) for the step-th token of a seed, in steps of 2^-23 (SplitMix64, Steele et al. 2014)."""
+    """A number of [0, 1) for the step-th token of a seed: a multiple of 2^-23 (SplitMix64, Steele 2014)."""
     mixed = _mix(_mix(seed & _MASK) + step)
     return (mixed >> 41) / 2**23  # coarse enough for u * total < total to hold in float32
 
@@ -128,7 +129,7 @@ def _likeliest(weights: Tensor, params: Sequence[Any]) -> tuple[Tensor, Tensor]:
 
 
 def _sorted(weights: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """The largest weights and their token ids [rows, size], falling; among equals the lower id comes first."""
+    """The largest weights and their token ids [rows, size], falling; the lower id first among equals."""
     if size == weights.shape[-1]:
         return torch.sort(weights, dim=-1, descending=True, stable=True)
     ids = weights.topk(size).indices.sort(dim=-1).values
@@ -143,7 +144,8 @@ def _pick(weights: Tensor, points: Tensor) -> Tensor:
     return found.clamp_(max=weights.shape[-1] - 1)  # a row of NaN is reported by the caller
 
 
-def _logprobs(logits: Tensor, requests: Sequence[Any], tokens: Tensor) -> list[dict[int, float] | None] | None:
+def _logprobs(logits: Tensor, requests: Sequence[Any],
+              tokens: Tensor) -> list[dict[int, float] | None] | None:
     asked = [i for i, request in enumerate(requests) if request.params.logprobs is not None]
     if not asked:
         return None
@@ -154,9 +156,9 @@ def _logprobs(logits: Tensor, requests: Sequence[Any], tokens: Tensor) -> list[d
     ids = torch.cat((chosen, top.indices), dim=1).tolist()
     values = torch.cat((scores.gather(1, chosen), top.values), dim=1).tolist()
     result: list[dict[int, float] | None] = [None] * len(requests)
-    for i, row_ids, row_values in zip(asked, ids, values):
+    for i, row_ids, row_values in zip(asked, ids, values, strict=True):
         keep = 1 + requests[i].params.logprobs
-        result[i] = dict(zip(row_ids[:keep], row_values[:keep]))
+        result[i] = dict(zip(row_ids[:keep], row_values[:keep], strict=True))
     return result
 
 

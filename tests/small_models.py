@@ -11,20 +11,22 @@ import torch.nn.functional as F
 
 from paged.models.config import ModelConfig
 
-TINY_LLAMA = ModelConfig(architecture="llama", vocab_size=211, hidden_size=72, intermediate_size=100, num_layers=3,
-                         num_heads=6, num_kv_heads=2, head_dim=12, rms_norm_eps=1e-5, rope_theta=10_000.0,
-                         max_position_embeddings=256)
-TINY_QWEN2 = ModelConfig(architecture="qwen2", vocab_size=157, hidden_size=60, intermediate_size=84, num_layers=2,
-                         num_heads=6, num_kv_heads=3, head_dim=10, rope_theta=1_000_000.0, attention_bias=True,
-                         tie_word_embeddings=True, max_position_embeddings=256)
-TINY_QWEN3 = ModelConfig(architecture="qwen3", vocab_size=173, hidden_size=44, intermediate_size=92, num_layers=3,
-                         num_heads=4, num_kv_heads=2, head_dim=14, rope_theta=1_000_000.0, qk_norm=True,
-                         tie_word_embeddings=True, max_position_embeddings=256)
+TINY_LLAMA = ModelConfig(
+    architecture="llama", vocab_size=211, hidden_size=72, intermediate_size=100, num_layers=3, num_heads=6,
+    num_kv_heads=2, head_dim=12, rms_norm_eps=1e-5, rope_theta=10_000.0, max_position_embeddings=256)
+TINY_QWEN2 = ModelConfig(
+    architecture="qwen2", vocab_size=157, hidden_size=60, intermediate_size=84, num_layers=2, num_heads=6,
+    num_kv_heads=3, head_dim=10, rope_theta=1_000_000.0, attention_bias=True, tie_word_embeddings=True,
+    max_position_embeddings=256)
+TINY_QWEN3 = ModelConfig(
+    architecture="qwen3", vocab_size=173, hidden_size=44, intermediate_size=92, num_layers=3, num_heads=4,
+    num_kv_heads=2, head_dim=14, rope_theta=1_000_000.0, qk_norm=True, tie_word_embeddings=True,
+    max_position_embeddings=256)
 TINY_MODELS = {"llama": TINY_LLAMA, "qwen2": TINY_QWEN2, "qwen3": TINY_QWEN3}
 
 
 def plain_attention(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Causal attention over one whole sequence, for `attend`: q [N, heads, head_dim], k and v [N, kv, head_dim]."""
+    """Causal attention over one whole sequence: q [N, heads, head_dim], k and v [N, KV heads, head_dim]."""
     q, k, v = (x.transpose(0, 1) for x in (q, k, v))
     groups = q.shape[0] // k.shape[0]
     k, v = k.repeat_interleave(groups, 0), v.repeat_interleave(groups, 0)

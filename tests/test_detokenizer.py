@@ -2,6 +2,7 @@
 stop string however the tokens cut it, and holds nothing back longer than it must."""
 
 import codecs
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,7 +30,7 @@ def run(pieces, stop=()):
 def cut(data, places):
     """The bytes of data in pieces, cut at places."""
     edges = [0, *sorted({place % (len(data) + 1) for place in places}), len(data)]
-    return [data[start:end] for start, end in zip(edges, edges[1:])]
+    return [data[start:end] for start, end in pairwise(edges)]
 
 
 def first_stop(text, stops):
@@ -99,7 +100,7 @@ def test_any_bytes_make_the_text_that_decoding_them_at_once_makes(pieces):
     pushed, rest, _ = run(pieces)
     assert "".join(pushed) + rest == b"".join(pieces).decode("utf-8", "replace")
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    for piece, text in zip(pieces, pushed):
+    for piece, text in zip(pieces, pushed, strict=True):
         assert text == decoder.decode(piece)  # at once, not a token late
 
 

@@ -8,8 +8,9 @@ from paged.models.config import ModelConfig, from_gguf, from_huggingface
 
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 100, "hidden_size": 64,
          "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4,
-         "hidden_act": "silu", "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "tie_word_embeddings": False}
-LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+         "hidden_act": "silu", "max_position_embeddings": 512, "rms_norm_eps": 1e-5}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 64}
 GGUF = {"general.architecture": "llama", "llama.block_count": 2, "llama.context_length": 512,
         "llama.embedding_length": 64, "llama.feed_forward_length": 96, "llama.attention.head_count": 8,
         "llama.attention.head_count_kv": 4, "llama.rope.freq_base": 5e4, "llama.vocab_size": 100,
@@ -33,8 +34,8 @@ def test_every_spelling_of_rope(spelling):
     assert config.rope_scaling == {"rope_type": "llama3", **LLAMA3}
 
 
-@pytest.mark.parametrize("spelling", [{}, {"rope_scaling": None}, {"rope_parameters": {"rope_type": "default"}},
-                                      {"rope_scaling": {"type": "default"}}])
+@pytest.mark.parametrize("spelling", [{}, {"rope_scaling": None}, {"rope_scaling": {"type": "default"}},
+                                      {"rope_parameters": {"rope_type": "default"}}])
 def test_plain_rope(spelling):
     config = from_huggingface({**LLAMA, **spelling})
     assert config.rope_theta == 10_000 and config.rope_scaling is None
@@ -59,13 +60,13 @@ def test_what_a_config_may_leave_out():
     ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "'longrope' is not supported"),
     ({"rope_scaling": {"rope_type": "linear"}}, "'linear' needs factor"),
     ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
-    ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
+    ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "factor 0.5"),
     ({"partial_rotary_factor": 0.25}, "partial_rotary_factor 0.25"),
     ({"attention_bias": True}, "attention_bias to True"),
     ({"mlp_bias": True}, "mlp_bias to True"),
     ({"hidden_act": "gelu"}, "hidden_act to 'gelu'"),
     ({"quantization_config": {"quant_method": "awq"}}, "quantization_config to {'quant_method': 'awq'}"),
-    ({"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 8}, "sliding_attention"),
+    ({"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 8}, "window 8"),
     ({"num_key_value_heads": 3}, "8 query heads cannot share 3 KV heads"),
     ({"head_dim": 7}, "head_dim is 7"),
     ({"vocab_size": 0}, "vocab_size is 0"),

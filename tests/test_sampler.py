@@ -23,12 +23,13 @@ class Request:
     num_prompt_tokens: int = 1
 
 
-def frequencies(logits, monkeypatch=None, points=2000, **params):
-    """How often each token is drawn, the uniform numbers being an even grid; exact up to 1 / points."""
-    grid, patch = count(), monkeypatch or pytest.MonkeyPatch()
-    with patch.context() as patched:
+def frequencies(logits, points=2000, **params):
+    """How often each token is drawn with an even grid of uniform numbers; exact up to 1 / points."""
+    grid = count()
+    with pytest.MonkeyPatch.context() as patched:
         patched.setattr(sampler, "uniform", lambda seed, step: (next(grid) + 0.5) / points)
-        tokens = choose(torch.as_tensor(logits).expand(points, -1), [Request(SamplingParams(**params))] * points)
+        requests = [Request(SamplingParams(**params))] * points
+        tokens = choose(torch.as_tensor(logits).expand(points, -1), requests)
     return torch.bincount(tokens, minlength=len(logits)) / points
 
 
@@ -95,9 +96,12 @@ def test_every_seed_is_a_number():
         assert 0 <= uniform(seed, 5) < 1
 
 
-PARAMS = st.builds(SamplingParams, temperature=st.sampled_from([0.0, 0.3, 1.0, 2.0]), top_k=st.sampled_from([0, 1, 3, 50]),
+PARAMS = st.builds(SamplingParams, temperature=st.sampled_from([0.0, 0.3, 1.0, 2.0]),
+                   top_k=st.sampled_from([0, 1, 3, 50]),
                    top_p=st.sampled_from([0.1, 0.5, 0.9, 1.0]), min_p=st.sampled_from([0.0, 0.05, 0.5]),
                    repetition_penalty=st.sampled_from([1.0, 1.3]), logprobs=st.sampled_from([None, 0, 2]))
+
+BATCH, VOCAB = st.lists(PARAMS, min_size=1, max_size=6), st.sampled_from([5, 40, 2500])
 
 
 def random_batch(params, vocab, seed):
@@ -108,7 +112,7 @@ def random_batch(params, vocab, seed):
 
 
 @settings(max_examples=60)
-@given(st.lists(PARAMS, min_size=1, max_size=6), st.integers(0, 10**6), st.sampled_from([5, 40, 2500]), st.randoms())
+@given(BATCH, st.integers(0, 10**6), VOCAB, st.randoms())
 def test_a_row_does_not_depend_on_its_neighbours(params, seed, vocab, random):
     logits, requests = random_batch(params, vocab, seed)
     together, logprobs = sample(logits, requests)
@@ -123,16 +127,16 @@ def test_a_row_does_not_depend_on_its_neighbours(params, seed, vocab, random):
 
 
 @settings(max_examples=60)
-@given(st.lists(PARAMS, min_size=1, max_size=6), st.integers(0, 10**6), st.sampled_from([5, 40, 2500]))
+@given(BATCH, st.integers(0, 10**6), VOCAB)
 def test_a_drawn_token_is_one_that_may_be_drawn_and_logits_are_only_read(params, seed, vocab):
     logits, requests = random_batch(params, vocab, seed)
     before = logits.clone()
     tokens, _ = sample(logits, requests)
     assert torch.equal(logits, before)
-    for row, request, token in zip(logits.double(), requests, tokens):
+    for row, request, token in zip(logits.double(), requests, tokens, strict=True):
         p = request.params
         for seen in set(request.token_ids):
-            row[seen] = row[seen] / p.repetition_penalty if row[seen] > 0 else row[seen] * p.repetition_penalty
+            row[seen] *= p.repetition_penalty ** (-1 if row[seen] > 0 else 1)
         if p.temperature == 0:
             assert token == row.float().argmax()
         else:
@@ -140,7 +144,7 @@ def test_a_drawn_token_is_one_that_may_be_drawn_and_logits_are_only_read(params,
             assert token in allowed(probabilities, p.top_k, p.top_p, p.min_p)
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.5, 1.0, 6.0])  # from flat, where the whole vocabulary is sorted, to peaked
+@pytest.mark.parametrize("spread", [0.0, 0.5, 1.0, 6.0])  # from flat, where all is sorted, to peaked
 @pytest.mark.parametrize("params", [{"top_p": 0.6}, {"top_p": 0.99}, {"top_k": 20}, {"top_k": 1500},
                                     {"top_k": 1500, "top_p": 0.9}, {"top_k": 30, "top_p": 0.5}])
 def test_large_vocabularies(spread, params):
@@ -163,7 +167,8 @@ def test_equal_tokens_are_kept_by_their_ids():
 
 def test_greedy_rows_of_a_mixed_batch_are_argmax():
     logits = torch.randint(0, 3, (64, 50), generator=torch.Generator().manual_seed(2)).float()  # full of ties
-    requests = [Request(SamplingParams(temperature=i % 2, top_p=0.5 + i % 3 * 0.25), seed=i) for i in range(64)]
+    params = [SamplingParams(temperature=i % 2, top_p=0.5 + i % 3 * 0.25) for i in range(64)]
+    requests = [Request(p, seed) for seed, p in enumerate(params)]
     tokens, _ = sample(logits, requests)
     assert tokens[::2] == logits.argmax(-1).tolist()[::2]
     assert tokens[1::2] != logits.argmax(-1).tolist()[1::2]
@@ -172,7 +177,10 @@ def test_greedy_rows_of_a_mixed_batch_are_argmax():
 def test_the_step_of_a_request_counts_its_own_tokens():
     """A prompt's length does not matter, the number of generated tokens does."""
     logits = torch.zeros(1, 1000)
-    draw = lambda prompt, output: sample(logits, [Request(SamplingParams(), 7, [0] * (prompt + output), prompt)])[0]  # noqa: E731
+
+    def draw(prompt, output):
+        return sample(logits, [Request(SamplingParams(), 7, [0] * (prompt + output), prompt)])[0]
+
     assert draw(3, 0) == draw(9, 0) and draw(3, 4) == draw(9, 4)
     assert len({draw(3, output)[0] for output in range(20)}) > 15
 
@@ -211,7 +219,7 @@ def test_more_logprobs_than_tokens():
 def test_broken_logits_are_an_error(bad, params):
     logits = torch.zeros(3, 8)
     logits[1, 5] = bad
-    with pytest.raises(ValueError, match="request 1 of a batch of 3 hold NaN or infinity"):
+    with pytest.raises(ValueError, match="Row 1 of 3 rows of logits holds NaN or infinity"):
         sample(logits, [Request(SamplingParams(**params))] * 3)
 
 
@@ -227,9 +235,10 @@ def test_tokens_at_minus_infinity_are_never_drawn():
 
 @pytest.mark.gpu
 def test_the_gpu_draws_what_the_cpu_draws():
-    params = [SamplingParams(temperature=t, top_k=k, top_p=p, logprobs=2) for t in (0, 1.0) for k in (0, 20) for p in (0.8, 1.0)]
+    params = [SamplingParams(temperature=t, top_k=k, top_p=p, logprobs=2)
+              for t in (0, 1.0) for k in (0, 20) for p in (0.8, 1.0)]
     logits, requests = random_batch(params * 4, 3000, seed=3)
     here, there = sample(logits, requests), sample(logits.cuda(), requests)
     assert here[0] == there[0]
-    for one, other in zip(here[1], there[1]):
+    for one, other in zip(here[1], there[1], strict=True):
         assert one == pytest.approx(other, abs=1e-4)

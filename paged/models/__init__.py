@@ -1,1 +1,1 @@
-"""Language models: one decoder for Llama, Qwen2, Qwen2.5 and Qwen3, and what reads its weights and its text."""
+"""Language models: one decoder for Llama, Qwen2, Qwen2.5 and Qwen3, its weights and its tokenizer."""

@@ -27,7 +27,7 @@ class ModelConfig:
     head_dim: int
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10_000.0
-    rope_scaling: dict[str, Any] | None = None  # {"rope_type": "linear" | "llama3", ...}; None is plain rotary
+    rope_scaling: dict[str, Any] | None = None  # {"rope_type": "linear" or "llama3", ...}; None: plain
     tie_word_embeddings: bool = False  # the output layer reuses the embedding table
     attention_bias: bool = False  # Q, K and V carry a bias (Qwen2)
     qk_norm: bool = False  # RMSNorm on each query and key head (Qwen3)
@@ -40,8 +40,8 @@ class ModelConfig:
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"The model's {name} is {value!r}; it must be a whole number of at least 1.")
         if self.num_heads % self.num_kv_heads:
-            raise ValueError(f"{self.num_heads} query heads cannot share {self.num_kv_heads} KV heads evenly; "
-                             "num_heads must be a multiple of num_kv_heads.")
+            raise ValueError(f"{self.num_heads} query heads cannot share {self.num_kv_heads} KV heads "
+                             "evenly: num_heads must be a multiple of num_kv_heads.")
         if self.head_dim % 2:
             raise ValueError(f"Rotary embedding turns pairs of numbers; head_dim is {self.head_dim}, "
                              "and must be even.")
@@ -56,12 +56,14 @@ def from_huggingface(config: dict[str, Any]) -> ModelConfig:
     if written != ARCHITECTURES[model_type]:
         raise ValueError(f"The checkpoint holds a {written}, which does not generate text; "
                          f"use one that holds a {ARCHITECTURES[model_type]}.")
-    _refuse(config, "quantization_config", None, "quantized weights are not read; use the unquantized checkpoint")
+    _refuse(config, "quantization_config", None,
+            "quantized weights are not read; use the unquantized checkpoint")
     _refuse(config, "hidden_act", "silu", "the MLP is SwiGLU, whose activation is 'silu'")
     _refuse(config, "mlp_bias", False, "the MLP has no bias here")
     if model_type != "qwen2":  # Qwen2 always has a Q, K, V bias and no such switch
         _refuse(config, "attention_bias", False, f"{model_type} is supported without attention biases")
-    _need(config, ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"))
+    _need(config, ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+                   "num_attention_heads"))
     _refuse_sliding_window(config)
     theta, scaling = _rope(config)
     heads = config["num_attention_heads"]
@@ -160,7 +162,8 @@ def _rope(config: dict[str, Any]) -> tuple[float, dict[str, Any] | None]:
     kind = rope.pop("type", None)
     kind = rope.pop("rope_type", kind) or "default"
     if kind not in ROPE_TYPES:
-        raise ValueError(f"The rope type {kind!r} is not supported; known are {', '.join(ROPE_TYPES)}.")
+        raise ValueError(f"The rope type {kind!r} is not supported; use a checkpoint with one of "
+                         f"{', '.join(ROPE_TYPES)}.")
     partial = rope.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or 1.0
     if partial != 1.0:
         raise ValueError(f"Rotary embedding on a part of each head (partial_rotary_factor {partial}) is not "
@@ -169,6 +172,6 @@ def _rope(config: dict[str, Any]) -> tuple[float, dict[str, Any] | None]:
         "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")}[kind]
     missing = [name for name in wanted if name not in rope]
     if missing:
-        raise ValueError(f"The rope type {kind!r} needs {', '.join(missing)}, which the config does not give.")
+        raise ValueError(f"The rope type {kind!r} needs {', '.join(missing)}, which the config lacks.")
     scaling = {"rope_type": kind, **{name: rope[name] for name in wanted}}
     return float(theta), None if kind == "default" else scaling

@@ -5,13 +5,13 @@ another, with no batch dimension and no padding. Which tokens may see which othe
 business: at each layer it hands Q, K and V to `attend`, and whoever runs the model decides what that
 means (a paged cache in the engine, plain SDPA in a test). Nothing here knows of blocks or slots.
 
-    ids [N] -> embed -> [ norm, QKV, rotary, attend, out  +  norm, gate and up, down ] x layers -> norm -> hidden
+    ids -> embed -> layers x [ norm, QKV, rotary, attend, out  +  norm, gate and up, down ] -> norm -> hidden
 """
 
 from __future__ import annotations
 
 import math
-from typing import Callable
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -71,8 +71,9 @@ class Layer(nn.Module):
         qkv = qkv.view(-1, self.turned + c.num_kv_heads, c.head_dim)
         qk, v = qkv[:, :self.turned], qkv[:, self.turned:]
         if c.qk_norm:
-            q, k = qk[:, :c.num_heads], qk[:, c.num_heads:]
-            qk = torch.cat((rms_norm(q, self.q_norm, c.rms_norm_eps), rms_norm(k, self.k_norm, c.rms_norm_eps)), 1)
+            q = rms_norm(qk[:, :c.num_heads], self.q_norm, c.rms_norm_eps)
+            k = rms_norm(qk[:, c.num_heads:], self.k_norm, c.rms_norm_eps)
+            qk = torch.cat((q, k), dim=1)
         qk = rotate(qk, cos, sin)
         mixed = attend(self.index, qk[:, :c.num_heads], qk[:, c.num_heads:], v)
         x = x + self.out(mixed.reshape(-1, c.num_heads * c.head_dim))
@@ -117,14 +118,14 @@ class Decoder(nn.Module):
         return torch.cat((cos, cos), -1)[:, None], torch.cat((-sin, sin), -1)[:, None]
 
     def pack(self) -> Decoder:
-        """Reorder all weights for fast products on the CPU; call it once they are loaded. Elsewhere, nothing."""
+        """Reorder all weights for fast products on the CPU, once they are loaded. Elsewhere, nothing."""
         for module in self.modules():
             if isinstance(module, Linear):
                 module.pack()
         return self
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
-        """Where each tensor of a Hugging Face checkpoint goes: its name, and a view of a weight of this model.
+        """Where each tensor of a Hugging Face checkpoint goes: its name, and a view of a weight here.
 
         Fused weights are stacks of rows, so copying into a view is all that loading has to do.
         """
@@ -136,10 +137,10 @@ class Decoder(nn.Module):
             rows = [c.num_heads * d, c.num_kv_heads * d, c.num_kv_heads * d]
             at = f"model.layers.{i}."
             places[at + "input_layernorm.weight"] = layer.attention_norm
-            for name, weight in zip("qkv", layer.qkv.weight.split(rows)):
+            for name, weight in zip("qkv", layer.qkv.weight.split(rows), strict=True):
                 places[at + f"self_attn.{name}_proj.weight"] = weight
             if c.attention_bias:
-                for name, bias in zip("qkv", layer.qkv.bias.split(rows)):
+                for name, bias in zip("qkv", layer.qkv.bias.split(rows), strict=True):
                     places[at + f"self_attn.{name}_proj.bias"] = bias
             if c.qk_norm:
                 places[at + "self_attn.q_norm.weight"] = layer.q_norm

