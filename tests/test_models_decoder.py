@@ -120,7 +120,7 @@ def test_norm_is_computed_in_float32():
     torch.testing.assert_close(rms_norm(x, weight, 1e-6), weight[None])  # 300 squared overflows float16
 
 
-def test_packing_changes_no_result_and_rows_do_not_depend_on_their_neighbours():
+def test_packing_changes_no_result():
     plain = Decoder(TINY_QWEN3)
     packed = random_decoder(TINY_QWEN3, seed=5)
     generator = torch.Generator().manual_seed(5)
@@ -128,8 +128,6 @@ def test_packing_changes_no_result_and_rows_do_not_depend_on_their_neighbours():
         values = torch.randn(place.shape, generator=generator)
         place.copy_(1 + 0.1 * values if name.endswith("norm.weight") else values * place.shape[-1] ** -0.5)
     torch.testing.assert_close(logits_of(packed, PROMPT), logits_of(plain, PROMPT), atol=1e-4, rtol=0)
-    hidden = torch.randn(8, TINY_QWEN3.hidden_size)
-    torch.testing.assert_close(packed.logits(hidden)[:1], packed.logits(hidden[:1]), atol=1e-5, rtol=0)
 
 
 def test_random_weights_follow_the_seed():

@@ -35,8 +35,7 @@ class Linear(nn.Module):
         """Reorder the weight into oneDNN's own layout, which the row-major one is given up for.
 
         With one token or a few, a float32 product on the CPU costs what reading the weight costs, and
-        reading it in the order in which the kernel consumes it is two to three times faster. A row's
-        result then does not depend on how many rows it is computed with, either.
+        reading it in the order in which the kernel consumes it is two to three times faster.
         """
         if self.weight.device.type == "cpu" and self.weight.dtype == torch.float32 and _has_onednn():
             self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, None)
@@ -90,8 +89,9 @@ class Decoder(nn.Module):
         self.embedding = _weight(config.vocab_size, config.hidden_size, device=device, dtype=dtype)
         self.layers = nn.ModuleList(Layer(config, i, device, dtype) for i in range(config.num_layers))
         self.norm = _weight(config.hidden_size, device=device, dtype=dtype)
-        self.head = Linear(config.hidden_size, config.vocab_size, False, device, dtype)
-        if config.tie_word_embeddings:
+        tied = config.tie_word_embeddings
+        self.head = Linear(config.hidden_size, config.vocab_size, False, "meta" if tied else device, dtype)
+        if tied:
             self.head.weight = self.embedding
         self.register_buffer("frequencies", rotary_frequencies(config).to(device), persistent=False)
 
