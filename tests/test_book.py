@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "book"))
 import sync
 
-pytestmark = [pytest.mark.book, pytest.mark.xdist_group("book")]
+pytestmark = pytest.mark.book
 
 
 def listed_pages() -> list[str]:

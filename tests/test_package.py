@@ -85,7 +85,6 @@ def installed(tmp_path_factory):
     return folder / "site"
 
 
-@pytest.mark.xdist_group("wheel")
 def test_wheel_holds_the_package_and_what_it_reads(installed):
     names = {path.relative_to(installed).as_posix() for path in installed.rglob("*") if path.is_file()}
     assert {"paged/figures/figures.css", "paged/figures/player.js", "paged/notebook.py"} <= names
@@ -95,7 +94,6 @@ def test_wheel_holds_the_package_and_what_it_reads(installed):
     assert not strangers, strangers
 
 
-@pytest.mark.xdist_group("wheel")
 @pytest.mark.book
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
