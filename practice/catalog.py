@@ -2,14 +2,14 @@
 
 An exercise is a folder `exercises/NN_name/`:
 
-    meta.json        {"title", "difficulty": 1 to 3, "minutes", "chapter", "kind": "python" | "torch" | "triton"}
+    meta.json        title, difficulty (1 to 3), minutes, chapter, kind (python, torch or triton)
     statement.md     what to write; its ```python blocks with expectations are the first cases
     starter.py       runs, and fails
     tests.py         cases(): yields (name, script) pairs; see runner.py
     hints.md         three hints of rising strength, separated by lines of ---
     solution.py      one good answer
     explanation.md   why it works; shown after success
-    wrong/*.py       at least three plausible answers that the cases must reject; the docstring says what is wrong
+    wrong/*.py       three or more plausible answers that the cases must reject; their docstrings say why
 
 Answers live in `answers/NAME.py`, without the number, so that an update that renumbers the exercises finds
 them again. `answers/progress.json` says what is solved and how many hints were seen.
@@ -144,7 +144,8 @@ class Answers:
         except ValueError:
             os.replace(self._file, self._file.with_name("progress.unreadable.json"))
             progress = {}
-        return {key: value if isinstance(value := progress.get(key), dict) else {} for key in ("solved", "hints")}
+        return {key: progress[key] if isinstance(progress.get(key), dict) else {}
+                for key in ("solved", "hints")}
 
     def record(self, exercise, solved=None, hints=None):
         """Note that an exercise is solved, or how many of its hints have been seen."""

@@ -69,7 +69,7 @@ def read_source(path):
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
     except SyntaxError as error:
         if "unknown encoding" in str(error):
-            raise SyntaxError(f"Python does not know the encoding that the file declares: {error}") from None
+            raise SyntaxError(f"Python cannot decode what the file says it is: {error}") from None
     try:
         return data.decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
@@ -79,7 +79,7 @@ def read_source(path):
 
 
 def _prepare(kind):
-    """Import the heavy libraries before the clock of the first case starts, and choose Triton's interpreter."""
+    """Import the heavy libraries before the first case is timed, and choose Triton's interpreter."""
     if kind == "python":
         return
     os.environ.setdefault("OMP_NUM_THREADS", "1")

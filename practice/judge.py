@@ -117,15 +117,17 @@ class Judge:
         if result["passed"]:
             following = self._next()
             self.say(report.success(exercise, following))
-        return (0 if result["passed"] else 1), {"exercise": exercise.name, "file": str(path), **result}
+        return int(not result["passed"]), {"exercise": exercise.name, "file": str(path), **result}
 
     def all(self):
         """Judge every answer that was started; 0 only when every exercise that can run here is solved."""
         kinds = {kind: sandbox.why_not(kind) for kind in KINDS}
         started = [e for e in self.exercises if self.answers.exists(e) and not kinds[e.kind]]
+        def run(exercise):
+            return sandbox.run_answers(exercise, [self.answers.path(exercise).resolve()], self.seconds)[0]
+
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as threads:
-            results = dict(zip((e.name for e in started), threads.map(
-                lambda e: sandbox.run_answers(e, [self.answers.path(e).resolve()], self.seconds)[0], started)))
+            results = dict(zip((e.name for e in started), threads.map(run, started)))
         rows = []
         for exercise in self.exercises:
             result = results.get(exercise.name)
@@ -136,7 +138,8 @@ class Judge:
                 state = "cannot run here"
             elif result:
                 state = "passes" if result["passed"] else "fails"
-            rows.append({"exercise": exercise.name, "number": exercise.number, "state": state, **(result or {})})
+            rows.append({"exercise": exercise.name, "number": exercise.number, "state": state,
+                         **(result or {})})
         self.say(report.everything(rows))
         done = all(row["state"] in ("passes", "cannot run here") for row in rows)
         return (0 if done else 1), {"passed": done, "results": rows}
@@ -186,12 +189,14 @@ class Judge:
             raise Refused(f"{exercise.name} has {len(hints)} hints, number {number} is not among them")
         self.answers.record(exercise, hints=number)
         self.say(report.hint(exercise, hints[number - 1], number, len(hints)))
-        return 0, {"exercise": exercise.name, "number": number, "of": len(hints), "hint": hints[number - 1]}
+        data = {"exercise": exercise.name, "number": number, "of": len(hints), "hint": hints[number - 1]}
+        return 0, data
 
     def solution(self, word):
         exercise = self._find(word) if word else self._latest()
         self.say(report.solution(exercise))
-        return 0, {"exercise": exercise.name, "solution": exercise.solution, "explanation": exercise.explanation}
+        return 0, {"exercise": exercise.name, "solution": exercise.solution,
+                   "explanation": exercise.explanation}
 
     def reset(self, word):
         exercise = self._find(word)
@@ -288,7 +293,8 @@ def parse(arguments):
     common.add_argument("--seconds", type=float, help="time limit of a case, instead of the default")
     options, rest = common.parse_known_args(arguments)
 
-    parser = argparse.ArgumentParser(prog="judge.py", description=__doc__, parents=[common], allow_abbrev=False,
+    parser = argparse.ArgumentParser(prog="judge.py", description=__doc__, parents=[common],
+                                     allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in ("progress", "list", "all", "doctor"):

@@ -10,7 +10,8 @@ FORMAT = "paged-practice"
 
 def export_answers(answers, exercises, path):
     """Write all answers and the progress into one file; how many answers it holds."""
-    sources = {e.name: answers.path(e).read_text(encoding="utf-8") for e in exercises if answers.exists(e)}
+    sources = {e.name: answers.path(e).read_text(encoding="utf-8")
+               for e in exercises if answers.exists(e)}
     data = {"format": FORMAT, "answers": sources, **answers.progress()}
     path.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return len(sources)
@@ -19,8 +20,8 @@ def export_answers(answers, exercises, path):
 def import_answers(answers, exercises, path, replace):
     """Take over answers and progress. An answer that exists and differs is kept, unless `replace`.
 
-    Returns the names: {"written", "same", "different", "unknown"}. Raises ValueError for a file that is not an
-    export, before anything is written.
+    Returns names under "written", "same", "different" and "unknown". Raises ValueError for a file that is not
+    an export, before anything is written.
     """
     data = json.loads(path.read_text(encoding="utf-8-sig"))
     if not isinstance(data, dict) or data.get("format") != FORMAT:

@@ -8,6 +8,7 @@ import textwrap
 from pathlib import Path
 
 COMMAND = "python practice/judge.py"
+MARKS = {"solved": ("✓", "green"), "started": ("…", "yellow"), "open": ("·", "dim")}
 CODES = {"red": "31", "green": "32", "yellow": "33", "blue": "34", "bold": "1", "dim": "2"}
 
 
@@ -36,8 +37,8 @@ def progress(rows, following):
     solved = sum(row["state"] == "solved" for row in rows)
     width = 40
     filled = round(width * solved / len(rows))
-    lines = [f"{paint('█' * filled, 'green')}{paint('░' * (width - filled), 'dim')}  {solved} of {len(rows)} solved",
-             ""]
+    bar = paint("█" * filled, "green") + paint("░" * (width - filled), "dim")
+    lines = [f"{bar}  {solved} of {len(rows)} solved", ""]
     if following is None:
         return "\n".join(lines + ["Everything is solved."])
     row = next(row for row in rows if row["name"] == following)
@@ -57,7 +58,7 @@ def table(rows):
         if row["chapter"] != chapter:
             chapter = row["chapter"]
             lines += [""] * bool(lines) + [paint(chapter, "bold")]
-        mark, colour = {"solved": ("✓", "green"), "started": ("…", "yellow"), "open": ("·", "dim")}[row["state"]]
+        mark, colour = MARKS[row["state"]]
         lines.append(f"  {paint(mark, colour)} {row['number']:2} {row['name']:<17} {row['title']:<47} "
                      + paint(f"{row['kind']:<6} {row['difficulty']:<6} {row['minutes']:2} min", "dim"))
     return "\n".join(lines)
@@ -84,7 +85,8 @@ def statement(exercise, path, new):
     about = f"{exercise.number}. {exercise.title}"
     facts = f"{exercise.level}, {exercise.minutes} minutes, for the chapter “{exercise.chapter}”"
     where = f"Write your answer in {shorten(path)}" + ("." if new else " (it is there already, and kept).")
-    return f"{paint(about, 'bold')}\n{paint(facts, 'dim')}\n\n{text}\n\n{where}\nThen: {COMMAND} run {exercise.name}"
+    return "\n".join([paint(about, "bold"), paint(facts, "dim"), "", text, "", where,
+                      f"Then: {COMMAND} run {exercise.name}"])
 
 
 def flow(text):
@@ -122,7 +124,8 @@ def result(exercise, path, outcome):
     if failed:
         lines += ["", *_failure(path, failed[0])]
         count = len(outcome["cases"])
-        lines += ["", f"{count - len(failed)} of {count} cases pass. One more hint: {COMMAND} hint {exercise.name}"]
+        lines += ["", f"{count - len(failed)} of {count} cases pass. "
+                      f"One more hint: {COMMAND} hint {exercise.name}"]
     return "\n".join(lines)
 
 
@@ -186,7 +189,8 @@ def hint(exercise, text, number, of):
 
 
 def solution(exercise):
-    return f"{paint(exercise.title, 'bold')}\n\n{_indent(exercise.solution.strip())}\n\n{flow(exercise.explanation)}"
+    return "\n\n".join([paint(exercise.title, "bold"), _indent(exercise.solution.strip()),
+                        flow(exercise.explanation)])
 
 
 # --------------------------------------------------------------------------------- machine, maintenance

@@ -75,7 +75,7 @@ def examples(statement):
 
 
 def asked_names(starter):
-    """The public functions and classes that a starter defines, without kernels: what an answer must define."""
+    """What a starter defines and an answer must define too: public classes and functions, not kernels."""
     return [node.name for node in ast.parse(starter).body if not getattr(node, "name", "_").startswith("_")
             and (isinstance(node, ast.ClassDef)
                  or isinstance(node, ast.FunctionDef) and not node.decorator_list)]
@@ -241,7 +241,7 @@ def _run_case(name, script, space, filename):
 def _run_step(step, space):
     """Run one statement in `space`; None when it gives what it must, else what to report."""
     if step.mark == "raises":
-        wanted = eval(step.expected, space)
+        wanted = eval(f"({step.expected}\n)", space)
         try:
             exec(compile(step.source, "case", "exec"), space)
         except wanted:
@@ -250,7 +250,7 @@ def _run_step(step, space):
     if not step.mark:
         exec(compile(step.source, "case", "exec"), space)
         return None
-    expected = eval(step.expected, space)            # before the call, which might change what it is given
+    expected = eval(f"({step.expected}\n)", space)   # before the call, which might change its arguments
     got = eval(step.source, space)
     digits = None
     if step.mark == "≈":

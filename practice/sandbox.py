@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -90,7 +91,8 @@ def _collect(child, lines, per_case, until_first, on_event, faults, errors):
         except queue.Empty:
             _kill(child)
             limit = until_first if not reports else per_case
-            return stop(f"no end after {limit:g} seconds: an endless loop, or far too slow", _frames(faults, answer))
+            return stop(f"no end after {limit:g} seconds: an endless loop, or far too slow",
+                        _frames(faults, answer))
         if line is None:
             return stop(*_obituary(child, answer, faults, errors))
         event = json.loads(line)
@@ -165,8 +167,8 @@ def why_not(kind):
     """None when exercises of this kind run on this machine, else one sentence."""
     for name in {"python": (), "torch": ("torch",), "triton": ("torch", "triton")}[kind]:
         if find_spec(name) is None:
-            return f"{name} is not installed in {sys.executable}" + (
-                " (Triton is published for Linux only)" if name == "triton" and sys.platform != "linux" else "")
+            only = "; it is published for Linux only" if name == "triton" and sys.platform != "linux" else ""
+            return f"{name} is not installed in {sys.executable}{only}"
     return None
 
 
@@ -174,12 +176,11 @@ def machine():
     """What the exercises find here: versions, and whether kernels run on a GPU or in the interpreter."""
     found = {"python": platform.python_version(), "system": platform.system(), "torch": None, "triton": None,
              "gpu": None}
-    ask = ("import json, torch\n"
-           "try:\n    import triton\n    version = triton.__version__\nexcept ImportError:\n    version = None\n"
-           "gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None\n"
-           "print(json.dumps({'torch': torch.__version__, 'triton': version, 'gpu': gpu}))")
-    if find_spec("torch"):
+    for package in ("torch", "triton"):
+        if find_spec(package):
+            found[package] = version(package)
+    if found["torch"]:
+        ask = "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
         answer = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True)
-        if answer.returncode == 0:
-            found.update(json.loads(answer.stdout.splitlines()[-1]))
+        found["gpu"] = answer.stdout.strip() or None
     return found

@@ -25,7 +25,8 @@ def walk(strip, size, steps, seed):
                 rows[expected:expected + length] = [expected] * length
                 pieces[expected] = length
         free = rows.count(None)
-        assert strip.num_free() == free, f"step {step}: after {call}, num_free() is {strip.num_free()}, not {free}"
+        got = strip.num_free()
+        assert got == free, f"step {step}: after {call}, num_free() is {got}, not {free}"
         text = "".join("." if row is None else "x" for row in rows)
         longest = max(map(len, text.split("x")))
         assert strip.largest_hole() == longest, (

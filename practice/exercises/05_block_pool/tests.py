@@ -26,7 +26,7 @@ def walk(pool, num_blocks, steps, seed):
         free = pool.num_free()
         assert free == len(queue), f"step {step}: after {call}, {free} blocks are free, expected {len(queue)}"
         counts = [int(block in held) for block in range(num_blocks)]
-        assert pool.ref_cnt == counts, f"step {step}: after {call}, ref_cnt is {pool.ref_cnt}, expected {counts}"
+        assert pool.ref_cnt == counts, f"step {step}: after {call}, ref_cnt is {pool.ref_cnt}, not {counts}"
     return "as expected"
 
 

@@ -34,7 +34,7 @@ def cases():
     """
     yield "the same token twice, at every place in a block", """
         table, free = [0], [1, 2, 3]
-        [append_block(table, n, 2, free) for n in (2, 2, 3, 3, 4, 4)]      # → [True, True, True, True, True, True]
+        [append_block(table, n, 2, free) for n in (2, 2, 3, 3, 4, 4)]      # → [True] * 6
         table                                       # → [0, 1]
         free                                        # → [2, 3]
     """

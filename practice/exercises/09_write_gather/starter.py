@@ -1,7 +1,8 @@
 import torch
 
 
-def write(k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping, k: torch.Tensor, v: torch.Tensor) -> None:
+def write(k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping, k: torch.Tensor,
+          v: torch.Tensor) -> None:
     """Put row i of k and v into slot slot_mapping[i], in place; slot -1 is skipped."""
     raise NotImplementedError
 

@@ -75,12 +75,12 @@ def cases():
     yield "a table with more blocks than the context needs", """
         k_cache, v_cache = torch.zeros(4, 2, 1, 1), torch.full((4, 2, 1, 1), torch.nan)
         v_cache[3, 0] = 6.0
-        paged_attention(torch.zeros(1, 1, 1), k_cache, v_cache, [[3, 1, 0]], [1], [0, 1], 1.0).item()       # → 6.0
+        paged_attention(torch.zeros(1, 1, 1), k_cache, v_cache, [[3, 1, 0]], [1], [0, 1], 1.0).item()  # → 6.0
     """
     yield "two requests that share a block", """
         v_cache = torch.tensor([4.0, 8.0, 3.0, torch.nan, 9.0, torch.nan]).view(3, 2, 1, 1)
-        out = paged_attention(torch.zeros(2, 1, 1), torch.zeros(3, 2, 1, 1), v_cache, [[0, 1], [0, 2]], [3, 3],
-                              [0, 1, 2], 1.0)
+        out = paged_attention(torch.zeros(2, 1, 1), torch.zeros(3, 2, 1, 1), v_cache, [[0, 1], [0, 2]],
+                              [3, 3], [0, 1, 2], 1.0)
         out.flatten().tolist()                                      # → [5.0, 7.0]
     """
     yield "the scale counts", """

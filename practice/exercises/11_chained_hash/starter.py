@@ -1,4 +1,4 @@
-import hashlib
+import hashlib  # noqa: F401
 
 
 def chained_hash(parent: int | None, tokens: list[int]) -> int:

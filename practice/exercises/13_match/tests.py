@@ -34,8 +34,8 @@ def cases():
         cache = Cache(*empty(5, 2))
         hashes = block_hashes([1, 2, 3, 4, 5, 6], 2)
         cache.block_of = {hashes[0]: 3, hashes[2]: 4}
-        take_blocks([1, 2, 3, 4, 5, 6, 7], cache)   # → [("REACTIVATE", 3), ("ALLOCATE", 0), ("ALLOCATE", 1),
-                                                    #    ("ALLOCATE", 2)]
+        take_blocks([1, 2, 3, 4, 5, 6, 7], cache)   # → [("REACTIVATE", 3), ("ALLOCATE", 0),
+                                                    #    ("ALLOCATE", 1), ("ALLOCATE", 2)]
     """
     yield "a whole prompt that is known, at every length of its last block", """
         cache = Cache(*empty(8, 2))
@@ -55,7 +55,8 @@ def cases():
         cache = Cache(*empty(3, 2))
         hashes = block_hashes([1, 2, 3, 4], 2)
         cache.block_of = {hashes[0]: 1, hashes[1]: 0}
-        take_blocks([1, 2, 3, 4, 5], cache)         # → [("REACTIVATE", 1), ("REACTIVATE", 0), ("ALLOCATE", 2)]
+        take_blocks([1, 2, 3, 4, 5], cache)         # → [("REACTIVATE", 1), ("REACTIVATE", 0),
+                                                    #    ("ALLOCATE", 2)]
         cache.ref_cnt                               # → [1, 1, 1]
         cache.free                                  # → []
     """

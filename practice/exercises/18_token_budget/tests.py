@@ -32,9 +32,9 @@ def cases():
         plan_step([("a", 4, 0), ("b", 4, 0)], 5)            # → {"a": 4, "b": 1}
     """
     yield "more decodes than budget: the first ones to arrive", """
-        plan_step([("a", 2, 1), ("b", 9, 0), ("c", 5, 4), ("d", 7, 6)], 2)      # → {"a": 1, "c": 1}
+        plan_step([("a", 2, 1), ("b", 9, 0), ("c", 5, 4), ("d", 7, 6)], 2)  # → {"a": 1, "c": 1}
     """
-    yield "budgets of 1, block size 4 less 1, 4, and 4 plus 1: all of a prompt of 12 is computed, in chunks", """
+    yield "a prompt of 12 in chunks, with budgets of 4, 3, 5 and 1", """
         [plan["a"] for plan in run_to_the_end(plan_step, [("a", 12, 0)], 4)]    # → [4, 4, 4]
         [plan["a"] for plan in run_to_the_end(plan_step, [("a", 12, 0)], 3)]    # → [3, 3, 3, 3]
         [plan["a"] for plan in run_to_the_end(plan_step, [("a", 12, 0)], 5)]    # → [5, 5, 2]

@@ -10,7 +10,8 @@ def reference(q, k, v, scale):
 
 def data(tokens, heads=3, head_dim=8, seed=0, size=1.0):
     g = torch.Generator().manual_seed(seed)
-    return (torch.randn(heads, head_dim, generator=g), size * torch.randn(tokens, heads, head_dim, generator=g),
+    return (torch.randn(heads, head_dim, generator=g),
+            size * torch.randn(tokens, heads, head_dim, generator=g),
             torch.randn(tokens, heads, head_dim, generator=g))
 
 
@@ -24,8 +25,8 @@ def cases():
     yield "one part is attention", """
         q, k, v = data(9)
         partial(q, k, v, 0.5)[0]                                    # → reference(q, k, v, 0.5)
-        partial(q, k, v, 0.5)[1]                                    # → torch.logsumexp(
-                                                                    #    torch.einsum("hd,khd->hk", q, k) * 0.5, dim=-1)
+        partial(q, k, v, 0.5)[1]                        # → (0.5 * torch.einsum("hd,khd->hk", q, k))
+                                                                    #    .logsumexp(dim=-1)
     """
     yield "equal parts, unequal parts, single tokens", """
         q, k, v = data(12)
@@ -52,20 +53,21 @@ def cases():
         in_parts(partial, combine, q, k, v, 1.0, 3, 5)              # → reference(q, k, v, 1.0)
     """
     yield "scores far below zero", """
-        q, k, v = torch.ones(1, 1), torch.tensor([-900.0, -901.0, -902.0]).view(3, 1, 1), torch.ones(3, 1, 1)
-        v[0] = 5.0
+        q, k, v = torch.ones(1, 1), torch.tensor([-900.0, -901.0, -902.0]).view(3, 1, 1), data(3, 1, 1)[2]
         in_parts(partial, combine, q, k, v, 1.0, 1, 2)              # → reference(q, k, v, 1.0)
     """
     yield "each head has weights of its own", """
         outs = torch.tensor([[[1.0], [1.0]], [[2.0], [2.0]]])
-        combine(outs, torch.tensor([[0.0, -torch.inf], [-torch.inf, 0.0]])).flatten().tolist()     # → [1.0, 2.0]
+        lses = torch.tensor([[0.0, -torch.inf], [-torch.inf, 0.0]])
+        combine(outs, lses).flatten().tolist()                      # → [1.0, 2.0]
     """
     yield "combining combined parts", """
         q, k, v = data(10)
         parts = [partial(q, k[a:b], v[a:b], 0.5) for a, b in ((0, 3), (3, 4), (4, 10))]
         outs, lses = (torch.stack(x) for x in zip(*parts))
         first = combine(outs[:2], lses[:2]), torch.logsumexp(lses[:2], dim=0)
-        combine(torch.stack([first[0], outs[2]]), torch.stack([first[1], lses[2]]))     # → reference(q, k, v, 0.5)
+        pairs = zip(first, (outs[2], lses[2]))
+        combine(*(torch.stack(pair) for pair in pairs))             # → reference(q, k, v, 0.5)
     """
     yield "inputs are left as they were", """
         outs, lses = torch.ones(2, 1, 1), torch.tensor([[0.0], [-torch.inf]])

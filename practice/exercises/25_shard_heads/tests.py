@@ -40,13 +40,13 @@ def cases():
         heads_of_rank(16, 8, 8, 7)                      # → (range(14, 16), range(7, 8))
     """
     yield "more ranks than KV heads: copies, in neighbouring ranks", """
-        [heads_of_rank(16, 8, 16, rank)[1] for rank in (0, 1, 2, 15)]       # → [
-                                                        #    range(0, 1), range(0, 1), range(1, 2), range(7, 8)]
+        [heads_of_rank(16, 8, 16, rank)[1] for rank in (0, 1, 2, 15)]   # → [
+                                                    #    range(0, 1), range(0, 1), range(1, 2), range(7, 8)]
         [heads_of_rank(8, 1, 4, rank)[1] for rank in range(4)]              # → [range(0, 1)] * 4
     """
     yield "every query head is somewhere, once", """
-        [h for rank in range(4) for h in heads_of_rank(12, 4, 4, rank)[0]] == list(range(12))       # → True
-        [h for rank in range(6) for h in heads_of_rank(12, 2, 6, rank)[0]] == list(range(12))       # → True
+        [h for rank in range(4) for h in heads_of_rank(12, 4, 4, rank)[0]]      # → list(range(12))
+        [h for rank in range(6) for h in heads_of_rank(12, 2, 6, rank)[0]]      # → list(range(12))
     """
     yield "query heads that cannot be dealt out evenly", """
         heads_of_rank(9, 3, 2, 0)                       # raises ValueError

@@ -60,7 +60,8 @@ def cases():
         agrees(store, numbers(3, 8, 16)[:, 2:4], -numbers(3, 2, 16), [4, 11, 0])        # → 3
     """
     yield "heads and dimensions laid out the other way round", """
-        agrees(store, numbers(3, 16, 2).transpose(1, 2), -numbers(2, 3, 16).transpose(0, 1), [4, 11, 0])    # → 3
+        k, v = numbers(3, 16, 2).transpose(1, 2), -numbers(2, 3, 16).transpose(0, 1)
+        agrees(store, k, v, [4, 11, 0])                                     # → 3
     """
     yield "slots in 64 bits", """
         k_cache, v_cache = zeros(2, 2, 1, 2), zeros(2, 2, 1, 2)
@@ -81,6 +82,6 @@ def cases():
         row = torch.ones(1, 8, 128, dtype=torch.int8, device=DEVICE)
         slot = 2**21 + 3
         store(row * 3, row * 5, k_cache, v_cache, ints([slot]))
-        (bool((k_cache.view(-1, 8, 128)[slot] == 3).all()), bool((v_cache.view(-1, 8, 128)[slot] == 5).all()))  # → (
-                                                                            #    True, True)
+        bool((k_cache.view(-1, 8, 128)[slot] == 3).all())                   # → True
+        bool((v_cache.view(-1, 8, 128)[slot] == 5).all())                   # → True
     """

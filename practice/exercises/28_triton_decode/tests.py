@@ -1,4 +1,4 @@
-"""Contexts of every length, groups of every size, NaN where nobody may read, and tables with rubbish at the end."""
+"""Contexts of every length, groups of every size, NaN where nobody may read, tables that end in rubbish."""
 
 import os
 
@@ -43,7 +43,8 @@ def off(paged_decode, seq_lens, heads=(4, 2), head_dim=16, block_size=4, size=1.
         tables[r, -(-n // block_size):] = -12345                    # rubbish beyond the context
     # A slice of a wider tensor, as an engine keeps its tables.
     wide = torch.cat([tables, tables], dim=1).to(DEVICE, torch.int32)[:, :width]
-    out = paged_decode(q.to(DEVICE), k_cache.to(DEVICE), v_cache.to(DEVICE), wide, ints(seq_lens), head_dim**-0.5)
+    out = paged_decode(q.to(DEVICE), k_cache.to(DEVICE), v_cache.to(DEVICE), wide, ints(seq_lens),
+                       head_dim**-0.5)
     assert out.shape == q.shape, f"the result has the shape {list(out.shape)}, expected {list(q.shape)}"
     assert not out.isnan().any(), "the result holds NaN: a row was read that the context does not own"
     return round((out.cpu() - expected).abs().max().item(), 4) + 0.0

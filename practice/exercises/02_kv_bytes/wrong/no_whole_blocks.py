@@ -9,5 +9,4 @@ def concurrent_requests(budget_bytes: int, bytes_per_token: int, context: int, b
     """Requests of `context` tokens that fit the budget when each holds whole blocks."""
     if context < 1 or block_size < 1:
         raise ValueError(f"context {context} and block_size {block_size} must be at least 1")
-    blocks = -(-context // block_size)
     return budget_bytes // (context * bytes_per_token)

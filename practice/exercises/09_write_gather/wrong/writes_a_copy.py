@@ -3,7 +3,8 @@
 import torch
 
 
-def write(k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping, k: torch.Tensor, v: torch.Tensor) -> None:
+def write(k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping, k: torch.Tensor,
+          v: torch.Tensor) -> None:
     """Put row i of k and v into slot slot_mapping[i], in place; slot -1 is skipped."""
     slots = torch.as_tensor(slot_mapping, dtype=torch.long, device=k_cache.device)
     rows = k_cache.shape[0] * k_cache.shape[1]

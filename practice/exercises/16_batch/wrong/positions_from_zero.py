@@ -16,7 +16,8 @@ def build_batch(requests: list[Request], block_size: int) -> dict[str, list[int]
         positions = range(num_computed, end)
         batch["input_ids"] += token_ids[num_computed:end]
         batch["positions"] += range(num_new)
-        batch["slot_mapping"] += [block_table[p // block_size] * block_size + p % block_size for p in positions]
+        batch["slot_mapping"] += [block_table[p // block_size] * block_size + p % block_size
+                                  for p in positions]
         batch["cu_seqlens_q"].append(batch["cu_seqlens_q"][-1] + num_new)
         batch["seq_lens"].append(end)
         batch["cu_seqlens_k"].append(batch["cu_seqlens_k"][-1] + end)

@@ -4,9 +4,10 @@ def plan_step(running: list[tuple[str, int, int]], budget: int) -> dict[str, int
     """Tokens that each request computes in the next step; decodes first, then chunks of prompts."""
     if budget < 1:
         raise ValueError(f"budget is {budget}: with less than one token a step nothing happens")
-    wants = [(name, tokens if computed == 0 or tokens - computed > 1 else 1) for name, tokens, computed in running if tokens > computed]
+    wants = [(name, tokens) for name, tokens, computed in running if tokens > computed]
     plan = {}
-    for name, left in sorted(wants, key=lambda want: want[1] > 1):      # decodes first; the sort is stable
+    done = {name: computed for name, _, computed in running}
+    for name, left in sorted(wants, key=lambda want: want[1] - done[want[0]] > 1):
         if budget == 0:
             break
         plan[name] = min(left, budget)

@@ -1,6 +1,7 @@
 """Frees a table from its first block on."""
 
-def make_room(name: str, needed: int, running: dict[str, list[int]], free: list[int], waiting: list[str]) -> bool:
+def make_room(name: str, needed: int, running: dict[str, list[int]], free: list[int],
+              waiting: list[str]) -> bool:
     """Give a running request `needed` more blocks, preempting the youngest as far as needed."""
     if name not in running:
         raise ValueError(f"{name} is not running")

@@ -10,6 +10,6 @@ def num_blocks(total: float, utilization: float, used: float, peak: float, curre
     """Whole blocks that fit beside everything else. Raises ValueError when not even one does."""
     blocks = round((total * utilization - used - peak + current) / bytes_of_a_block)
     if blocks < 1:
-        raise ValueError(f"{total * utilization:.0f} bytes may be used, and {used + peak - current:.0f} are needed "
-                         f"for other things: no room for a block of {bytes_of_a_block}")
+        raise ValueError(f"{total * utilization:.0f} bytes may be used, and {used + peak - current:.0f} are "
+                         f"needed for other things: no room for a block of {bytes_of_a_block}")
     return blocks

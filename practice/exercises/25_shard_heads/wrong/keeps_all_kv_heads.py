@@ -11,7 +11,7 @@ def heads_of_rank(num_heads: int, num_kv_heads: int, world_size: int, rank: int)
         raise ValueError(f"{num_heads} query heads cannot be dealt out evenly to {world_size} ranks")
     if num_kv_heads % world_size and world_size % num_kv_heads:
         raise ValueError(f"{num_kv_heads} KV heads and {world_size} ranks do not divide each other")
-    per_rank, group = num_heads // world_size, num_heads // num_kv_heads
+    per_rank = num_heads // world_size
     first = rank * per_rank
     end = first + per_rank
     return range(first, end), range(num_kv_heads)
@@ -20,7 +20,7 @@ def heads_of_rank(num_heads: int, num_kv_heads: int, world_size: int, rank: int)
 def attend_on_rank(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, world_size: int,
                    rank: int) -> torch.Tensor:
     """Attention of the rank's query heads over the KV heads that it keeps."""
-    heads, kv_heads = heads_of_rank(q.shape[1], k.shape[1], world_size, rank)
+    heads, _ = heads_of_rank(q.shape[1], k.shape[1], world_size, rank)
     q = q[:, heads.start:heads.stop]
     group = world_size * len(heads) // k.shape[1]
     k = k.repeat_interleave(group, dim=1)[:, heads.start:heads.stop]

@@ -15,9 +15,9 @@ def slots_kernel(tables_ptr, starts_ptr, positions_ptr, slots_ptr, table_stride,
     for first in range(start, end, TILE):
         rows = first + tl.arange(0, TILE)
         inside = rows < end
-        positions = tl.load(positions_ptr + rows, mask=inside, other=0)
-        blocks = tl.load(tables_ptr + request * table_stride + (rows - start) // BLOCK_SIZE, mask=inside, other=0)
-        slots = blocks.to(tl.int64) * BLOCK_SIZE + (rows - start) % BLOCK_SIZE
+        positions = rows - start
+        blocks = tl.load(tables_ptr + request * table_stride + positions // BLOCK_SIZE, mask=inside, other=0)
+        slots = blocks.to(tl.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
         tl.store(slots_ptr + rows, slots, mask=inside)
 
 

@@ -14,7 +14,6 @@ def store_kernel(k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, slots_ptr,
     slot = tl.load(slots_ptr + token).to(tl.int64)
     column = tl.arange(0, COLUMNS)
     keep = (slot >= 0) & (column < NUM_HEADS * HEAD_DIM)
-    head, dim = column // HEAD_DIM, column % HEAD_DIM
     k = tl.load(k_ptr + token * (NUM_HEADS * HEAD_DIM) + column, mask=keep)
     v = tl.load(v_ptr + token * (NUM_HEADS * HEAD_DIM) + column, mask=keep)
     tl.store(k_cache_ptr + slot * (NUM_HEADS * HEAD_DIM) + column, k, mask=keep)

@@ -16,7 +16,6 @@ def store_kernel(k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, slots_ptr,
     keep = (slot >= 0) & (column < NUM_HEADS * HEAD_DIM)
     head, dim = column // HEAD_DIM, column % HEAD_DIM
     k = tl.load(k_ptr + token * k_token + head * k_head + dim * k_dim, mask=keep)
-    v = tl.load(v_ptr + token * v_token + head * v_head + dim * v_dim, mask=keep)
     tl.store(k_cache_ptr + slot * (NUM_HEADS * HEAD_DIM) + column, k, mask=keep)
     tl.store(v_cache_ptr + slot * (NUM_HEADS * HEAD_DIM) + column, k, mask=keep)
 

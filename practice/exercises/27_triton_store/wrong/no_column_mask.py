@@ -14,9 +14,10 @@ def store_kernel(k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, slots_ptr,
     slot = tl.load(slots_ptr + token).to(tl.int64)
     column = tl.arange(0, COLUMNS)
     keep = (slot >= 0) & (column >= 0)
+    real = keep & (column < NUM_HEADS * HEAD_DIM)
     head, dim = column // HEAD_DIM, column % HEAD_DIM
-    k = tl.load(k_ptr + token * k_token + head * k_head + dim * k_dim, mask=keep & (column < NUM_HEADS * HEAD_DIM), other=0)
-    v = tl.load(v_ptr + token * v_token + head * v_head + dim * v_dim, mask=keep & (column < NUM_HEADS * HEAD_DIM), other=0)
+    k = tl.load(k_ptr + token * k_token + head * k_head + dim * k_dim, mask=real, other=0)
+    v = tl.load(v_ptr + token * v_token + head * v_head + dim * v_dim, mask=real, other=0)
     tl.store(k_cache_ptr + slot * (NUM_HEADS * HEAD_DIM) + column, k, mask=keep)
     tl.store(v_cache_ptr + slot * (NUM_HEADS * HEAD_DIM) + column, v, mask=keep)
 
