@@ -53,7 +53,7 @@ class BlockPool:
     def free_queue(self) -> list[int]:
         """The free blocks in the order in which they will be handed out."""
         queue, block = [], self._next[self.num_blocks]
-        while block != self.num_blocks:
+        while block != self.num_blocks and len(queue) <= self.num_blocks:     # a broken ring ends, too
             queue.append(block)
             block = self._next[block]
         return queue

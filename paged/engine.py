@@ -93,7 +93,8 @@ class Engine:
         self.block_pool = BlockPool(config.num_blocks, self.trace)
         self.prefix_cache = (PrefixCache(self.block_pool, config.block_size)
                              if config.enable_prefix_caching else None)
-        host_pool = BlockPool(config.num_host_blocks or config.num_blocks) if config.preemption == "swap" else None
+        host_pool = (BlockPool(config.num_host_blocks or config.num_blocks)
+                     if config.preemption == "swap" else None)
         self.scheduler = Scheduler(self.block_pool, config.block_size, self.prefix_cache, config.max_num_seqs,
                                    config.max_num_batched_tokens, host_pool, self.trace)
         self._groups: dict[str, list[Request]] = {}        # unfinished requests of each request id
@@ -119,7 +120,7 @@ class Engine:
         if request_id is None:
             request_id = next(name for name in map(str, count(self._num_added)) if name not in self._groups)
         if request_id in self._groups:
-            raise ValueError(f"request id {request_id!r} is in use: choose another or wait until it has finished")
+            raise ValueError(f"request id {request_id!r} is in use: choose another or let it finish first")
         order = self._num_added
         self._num_added += 1
         base_seed = self._random.getrandbits(62) if params.seed is None else params.seed
@@ -137,11 +138,11 @@ class Engine:
                                  base_seed + index, salt, stop_token_ids, self._detokenizer(params)))
         self._groups[request_id] = group
         self._num_in_step += _needs_every_token(params)
-        self.scheduler.add(group[0])                       # the others fork from it once the prompt is computed
+        self.scheduler.add(group[0])                       # the others fork from it later
         return request_id
 
     def abort(self, request_id: str) -> bool:
-        """End a request at any moment and release its blocks; False if there is no such unfinished request."""
+        """End a request at any moment and release its blocks; False if no unfinished request has this id."""
         group = self._groups.get(request_id)
         if group is None:
             return False
@@ -169,8 +170,8 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Advance by one step; returns the requests that advanced or ended, each alive and up to date.
 
-        A runner with `launch` and `collect` is kept one step ahead: this step is launched before the tokens of
-        the one before are read, and what is returned is the step before.
+        A runner with `launch` and `collect` is kept one step ahead: this step is launched before the tokens
+        of the one before are read, and what is returned is the step before.
 
         If the runner fails, its exception passes through, and every unfinished request goes back to waiting
         with nothing computed: the engine can go on, or the requests be aborted.
@@ -187,12 +188,13 @@ class Engine:
                 batch, handle = self._in_flight.popleft()
                 tokens = self._collect(handle)
                 if len(tokens) != len(batch.requests):
-                    raise ValueError(f"the runner returned {len(tokens)} tokens for {len(batch.requests)} requests")
+                    raise ValueError(f"the runner returned {len(tokens)} tokens for "
+                                     f"{len(batch.requests)} requests")
                 self._update(batch, tokens, outputs)
         except BaseException:
             self._start_over()
             raise
-        if not self._groups:                               # a step run ahead for requests that have just ended
+        if not self._groups:                               # a step run ahead for requests that have ended
             self._in_flight.clear()
         return list(outputs.values())
 
@@ -202,7 +204,7 @@ class Engine:
         try:
             self.scheduler.recompute_all()
             self.check_integrity()
-        except Exception:                                  # in the middle of an update: trust the groups alone
+        except Exception:                                  # in the middle of an update: trust only the groups
             groups = {request_id: group for request_id, group in self._groups.items() if group}
             self._build()
             self._groups = groups
@@ -212,6 +214,8 @@ class Engine:
                     request.num_seats = 1                  # forked or not, each goes on by itself
                     request.start_over()
                     self.scheduler.add(request)
+        for request in list(self.scheduler.waiting):       # one may have been on its way out
+            self._finish_if_complete(request)
 
     def _update(self, batch: Batch, tokens: Sequence[int], outputs: dict[str, RequestOutput]) -> None:
         """Enter what a step computed: full blocks, tokens, forks, ends."""
@@ -240,25 +244,29 @@ class Engine:
                 metrics.first_token_time = now
             if batch.logprobs is not None and completion.logprobs is not None:
                 completion.logprobs.append(batch.logprobs[row])
-            reason = self._finish_reason(request, token)
-            if reason is not None:
-                self._finish(request, reason)
+            if request.detokenizer is not None:
+                completion.new_text = self._new_text(request, token)
+                completion.text += completion.new_text
+            self._finish_if_complete(request)
 
-    def _finish_reason(self, request: Request, token: int) -> str | None:
-        """Why the request ends with this token, or None; also brings its text up to date."""
+    def _new_text(self, request: Request, token: int) -> str:
+        """The text that this token makes certain; at the end of the request, all that was held back."""
+        detokenizer = request.detokenizer
         stopped = token in request.stop_token_ids
-        if request.detokenizer is not None:
-            completion = request.completion
-            completion.new_text = "" if stopped else request.detokenizer.push(token)
-            matched = request.detokenizer.matched is not None
-            if stopped or len(completion.token_ids) == request.params.max_tokens and not matched:
-                completion.new_text += request.detokenizer.finish()
-                matched = request.detokenizer.matched is not None      # in text held back until now
-            stopped = stopped or matched
-            completion.text += completion.new_text
-        if stopped:
-            return "stop"
-        return "length" if len(request.completion.token_ids) == request.params.max_tokens else None
+        text = "" if stopped else detokenizer.push(token)
+        if stopped or len(request.completion.token_ids) == request.params.max_tokens:
+            text += detokenizer.finish()
+        return text
+
+    def _finish_if_complete(self, request: Request) -> None:
+        tokens, detokenizer = request.completion.token_ids, request.detokenizer
+        if not tokens:
+            return
+        matched = detokenizer is not None and detokenizer.matched is not None
+        if matched or tokens[-1] in request.stop_token_ids:
+            self._finish(request, "stop")
+        elif len(tokens) == request.params.max_tokens:
+            self._finish(request, "length")
 
     def _fork_completions(self, parent: Request) -> None:
         """The prompt is computed: let the other completions run over its blocks."""
@@ -270,15 +278,16 @@ class Engine:
 
     def _finish(self, request: Request, reason: str) -> None:
         group = self._groups[request.output.request_id]
-        group.remove(request)
         request.completion.finish_reason = reason
+        if len(group) == 1:
+            request.output.finished = True
+            request.output.metrics.finish_time = time.perf_counter()
+        group.remove(request)
         if request.block_table or request in self.scheduler.waiting:
             self.scheduler.finish(request)
         if not group:
             del self._groups[request.output.request_id]
             self._num_in_step -= _needs_every_token(request.params)
-            request.output.finished = True
-            request.output.metrics.finish_time = time.perf_counter()
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless pool, tables, queues and counts agree; run between steps."""
@@ -318,8 +327,8 @@ class Engine:
                              f"shorten the prompt, lower max_tokens or raise max_model_len")
         needed = blocks_needed(cached, config.block_size)
         if needed > config.num_blocks:
-            raise ValueError(f"prompt of {len(prompt)} tokens and max_tokens={params.max_tokens} need {needed} "
-                             f"blocks of {config.block_size}, the pool has {config.num_blocks}: "
+            raise ValueError(f"prompt of {len(prompt)} tokens and max_tokens={params.max_tokens} need "
+                             f"{needed} blocks of {config.block_size}, the pool has {config.num_blocks}: "
                              f"raise num_blocks, shorten the prompt or lower max_tokens")
         if params.n > config.max_num_seqs:
             raise ValueError(f"n={params.n} completions need as many seats, max_num_seqs is "

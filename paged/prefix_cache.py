@@ -9,8 +9,8 @@ before it.
                h2 = H(h1, 40 50 60)         g2 = H(g1, 40 50 60)       h2 ≠ g2: nothing is shared
 
 A hash only finds candidates. What decides is the record behind it: it holds its own tokens and points to the
-record of the prefix before it, and a candidate counts only if both are the ones looked for. So colliding hashes
-cost a comparison, never a wrong answer.
+record of the prefix before it, and a candidate counts only if both are the ones looked for. So colliding
+hashes cost a comparison, never a wrong answer.
 
 Only full blocks are registered, and never before the step that computes them. A freed block keeps its record
 until the pool hands it out for other contents.
@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from weakref import WeakValueDictionary
 
 from paged.block_pool import BlockPool
 
@@ -39,7 +40,7 @@ def xxh64_chain(parent: int | None, tokens: Sequence[int]) -> int:
 
 
 def sha256_chain(parent: int | None, tokens: Sequence[int]) -> int:
-    """The first 8 bytes of SHA-256 over the same bytes: slower, and nobody knows how to collide it cheaply."""
+    """The first 8 bytes of SHA-256 over the same bytes: slower, and nobody knows how to collide them."""
     return int.from_bytes(hashlib.sha256(_chain_bytes(parent, tokens)).digest()[:8], "little")
 
 
@@ -62,7 +63,7 @@ class Prefix:
         blocks: the blocks that hold this content now, the same more than once if it was computed twice.
     """
 
-    __slots__ = ("parent", "tokens", "hash", "blocks", "num_children")
+    __slots__ = ("parent", "tokens", "hash", "blocks", "num_children", "__weakref__")
 
     def __init__(self, parent: Prefix | None, tokens: tuple[int, ...], hash: int | None):
         self.parent, self.tokens, self.hash = parent, tokens, hash
@@ -85,9 +86,9 @@ class PrefixCache:
             raise ValueError(f"block_size is {block_size}: a block holds at least one token")
         self.pool, self.block_size = pool, block_size
         self.hash_function = hash_function or default_chain()
-        self._records: dict[int, list[Prefix]] = {}     # hash -> records; more than one only after a collision
+        self._records: dict[int, list[Prefix]] = {}     # hash -> records: several if they collide
         self._record_of: dict[int, Prefix] = {}         # block -> the record it holds
-        self._roots: dict[str | None, Prefix] = {}
+        self._roots = WeakValueDictionary()             # salt -> root, while anything leads to it
         pool.on_allocate = self.forget
 
     def __len__(self) -> int:
@@ -95,11 +96,12 @@ class PrefixCache:
         return len(self._record_of)
 
     def root(self, salt: str | None = None) -> Prefix:
-        """The empty prefix. Prefixes under different salts never match: one salt a tenant keeps them apart."""
-        if salt not in self._roots:
+        """The empty prefix. Prefixes under different salts never match: one a tenant keeps them apart."""
+        root = self._roots.get(salt)
+        if root is None:
             hash = None if salt is None else self.hash_function(None, list(salt.encode()))
-            self._roots[salt] = Prefix(None, (), hash)
-        return self._roots[salt]
+            root = self._roots[salt] = Prefix(None, (), hash)
+        return root
 
     def match(self, token_ids: Sequence[int], salt: str | None = None) -> tuple[list[int], Prefix]:
         """The longest run of cached full blocks at the start of token_ids, and the prefix where it ends.
@@ -109,7 +111,7 @@ class PrefixCache:
         """
         blocks, prefix = [], self.root(salt)
         for tokens in self._full_blocks(token_ids[:-1]):
-            found = self._find(prefix, tokens)
+            found = self._find(prefix, tokens, self.hash_function(prefix.hash, tokens))
             if found is None or not found.blocks:       # once one block misses, all later ones miss
                 break
             held = [block for block in found.blocks if self.pool.ref_cnt[block]]
@@ -124,14 +126,16 @@ class PrefixCache:
         that is not full, is not held, or already stands for something else.
         """
         if len(tokens) != self.block_size:
-            raise ValueError(f"only full blocks are registered: got {len(tokens)} tokens of {self.block_size}")
+            raise ValueError(f"only full blocks are registered: got {len(tokens)} tokens of "
+                             f"{self.block_size}")
         if not self.pool.ref_cnt[block]:
             raise ValueError(f"block {block} is free: nobody can have computed it")
         tokens = tuple(tokens)
-        record = self._find(prefix, tokens)
+        hash = self.hash_function(prefix.hash, tokens)
+        record = self._find(prefix, tokens, hash)
         if record is None:
-            record = Prefix(prefix, tokens, self.hash_function(prefix.hash, tokens))
-            self._records.setdefault(record.hash, []).append(record)
+            record = Prefix(prefix, tokens, hash)
+            self._records.setdefault(hash, []).append(record)
             prefix.num_children += 1
         known = self._record_of.get(block)
         if known is None:
@@ -155,13 +159,19 @@ class PrefixCache:
             record = record.parent
             record.num_children -= 1
 
+    def clear(self) -> None:
+        """Forget every block. Prefixes handed out before are void."""
+        self._records.clear()
+        self._record_of.clear()
+        self._roots.clear()
+
     def _full_blocks(self, token_ids: Sequence[int]) -> Iterator[tuple[int, ...]]:
         size = self.block_size
         for end in range(size, len(token_ids) + 1, size):
             yield tuple(token_ids[end - size:end])
 
-    def _find(self, parent: Prefix, tokens: tuple[int, ...]) -> Prefix | None:
-        for record in self._records.get(self.hash_function(parent.hash, tokens), ()):
+    def _find(self, parent: Prefix, tokens: tuple[int, ...], hash: int) -> Prefix | None:
+        for record in self._records.get(hash, ()):
             if record.parent is parent and record.tokens == tokens:
                 return record
         return None

@@ -7,9 +7,8 @@ from enum import Enum
 
 from paged.sampling import SamplingParams
 
-
 PENDING = -1
-"""Stands in Request.token_ids for a token that is being computed: the step that reads it takes it from the GPU."""
+"""Stands in Request.token_ids for a token still being computed: the step that reads it has it on the GPU."""
 
 
 class Status(str, Enum):
@@ -46,10 +45,17 @@ class RequestMetrics:
     """Times in seconds on time.perf_counter's clock; None until they happen."""
 
     arrival_time: float
+    first_scheduled_time: float | None = None
     first_token_time: float | None = None
     finish_time: float | None = None
-    num_output_tokens: int = 0
+    num_output_tokens: int = 0       # of all completions
+    longest_output: int = 0          # tokens of the longest completion
     num_preemptions: int = 0
+
+    @property
+    def queue_time(self) -> float | None:
+        """Seconds from arrival until the first blocks were given."""
+        return None if self.first_scheduled_time is None else self.first_scheduled_time - self.arrival_time
 
     @property
     def time_to_first_token(self) -> float | None:
@@ -58,10 +64,10 @@ class RequestMetrics:
 
     @property
     def time_per_output_token(self) -> float | None:
-        """Mean seconds between two tokens of a finished request; None below two tokens."""
-        if self.finish_time is None or self.num_output_tokens < 2:
+        """Mean seconds between two tokens of a finished request's longest completion; None below two."""
+        if self.finish_time is None or self.longest_output < 2:
             return None
-        return (self.finish_time - self.first_token_time) / (self.num_output_tokens - 1)
+        return (self.finish_time - self.first_token_time) / (self.longest_output - 1)
 
 
 @dataclass
@@ -118,6 +124,17 @@ class Request:
         self.stop_token_ids = stop_token_ids
         self.detokenizer = detokenizer
         self.output, self.completion = output, completion
+
+    def drop_blocks(self) -> None:
+        """Nothing is computed any more. Whoever counts references gives them up before."""
+        self.block_table, self.host_block_table = [], []
+        self.num_computed_tokens = self.num_registered_blocks = 0
+        self.prefix, self.may_share_tail = None, False
+
+    def start_over(self) -> None:
+        """Nothing is computed, and a token still on its way will not arrive."""
+        self.drop_blocks()
+        self.token_ids[self.num_prompt_tokens:] = self.completion.token_ids
 
     def __repr__(self) -> str:
         return (f"<Request {self.request_id} {self.status.value}: {self.num_computed_tokens} of "

@@ -6,15 +6,16 @@ Continuous batching with one token budget. Each step:
     2. running requests in the middle of their prompt get a chunk                (arrival order)
     3. waiting requests are admitted and get their first chunk                   (arrival order)
 
-until the budget, the seats (max_num_seqs) or the free blocks are used up. A running request that needs a block
-when none is free preempts the youngest running one, which may be itself. The oldest request is never preempted,
-and every request fits the pool on its own, so the oldest always advances and every request ends.
+until the budget, the seats (max_num_seqs) or the free blocks are used up. A running request that needs a
+block when none is free preempts the youngest running one, which may be itself. The oldest request is never
+preempted, and every request fits the pool on its own, so the oldest always advances and every request ends.
 
 Follows Orca (Yu et al., OSDI 2022), Sarathi-Serve (Agrawal et al., OSDI 2024) and the scheduler of vLLM V1.
 """
 
 from __future__ import annotations
 
+import time
 from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -31,9 +32,9 @@ class Batch:
     """One step's work, as plain lists: the seam between the scheduler and whatever runs the model.
 
     The tokens of all requests stand one after the other; request i has the rows from query_start_loc[i] to
-    query_start_loc[i + 1]. A runner first does swap_out, then block_copies, then swap_in, each a list of pairs
-    read before any is written; then it writes the new K and V and attends. block_tables are the requests' own
-    lists: read them, and only until the next step.
+    query_start_loc[i + 1]. A runner does swap_out, then block_copies, then swap_in, each a list of pairs
+    read before any is written; then it writes the new K and V and attends. block_tables are the lists of the
+    requests themselves: read them, and only until the next step.
     """
 
     request_ids: list[str] = field(default_factory=list)
@@ -85,7 +86,7 @@ class Scheduler:
         self._swap_in: list[tuple[int, int]] = []
         preemptions = self.num_preemptions
         self._schedule_running()
-        if self.num_preemptions == preemptions:                    # who was just put out does not come back yet
+        if self.num_preemptions == preemptions:                    # whoever is out stays out for this step
             if self.waiting:
                 for request in self._scheduled:
                     self._register_ahead(request)
@@ -131,7 +132,7 @@ class Scheduler:
 
         Preempts the youngest running requests as far as needed. Returns False if that was the request itself.
         """
-        first = request.num_computed_tokens // self.block_size     # the only block that can be shared and written
+        first = request.num_computed_tokens // self.block_size     # the only shared block that can be written
         end = blocks_needed(request.num_computed_tokens + num_tokens, self.block_size)
         while True:
             table = request.block_table
@@ -160,7 +161,7 @@ class Scheduler:
             self._transition(request, Status.RUNNING)
 
     def _admit(self, request: Request) -> bool:
-        """Blocks for a waiting request's first chunk: cached ones, then new ones. False if too few are free."""
+        """Blocks for a waiting request: cached ones, then new ones for its first chunk. False if too few."""
         hits = []
         if self.prefix_cache is not None:
             hits, request.prefix = self.prefix_cache.match(request.token_ids, request.salt)
@@ -173,7 +174,8 @@ class Scheduler:
         request.block_table = hits + self.pool.allocate(new)
         request.num_computed_tokens = cached
         request.num_registered_blocks = len(hits)
-        if not request.completion.token_ids and not request.output.metrics.num_preemptions:
+        if request.output.metrics.first_scheduled_time is None:
+            request.output.metrics.first_scheduled_time = time.perf_counter()
             request.output.num_cached_tokens = cached
         self._scheduled[request] = num_tokens
         self._budget -= num_tokens
@@ -187,7 +189,7 @@ class Scheduler:
     def _register_ahead(self, request: Request) -> None:
         """Let requests admitted later in this step share the prompt blocks that this one fills in it.
 
-        They stand behind it in the batch, and a layer writes the K and V of the whole batch before it attends.
+        They stand behind it in the batch, and a layer writes all K and V of the batch before it attends.
         """
         end = request.num_computed_tokens + self._scheduled[request]
         self.register_computed(request, min(end, request.num_prompt_tokens))
@@ -221,7 +223,8 @@ class Scheduler:
                 positions = range(computed, computed + num_tokens)
                 batch.input_ids += request.token_ids[computed:computed + num_tokens]
                 batch.positions += positions
-                batch.slot_mapping += [table[p // block_size] * block_size + p % block_size for p in positions]
+                batch.slot_mapping += [table[p // block_size] * block_size + p % block_size
+                                       for p in positions]
             start += num_tokens
             batch.query_start_loc.append(start)
             batch.seq_lens.append(computed + num_tokens)
@@ -287,15 +290,13 @@ class Scheduler:
         """Put every request back to waiting with nothing computed: what a failed step leaves behind."""
         for request in self.running + self.waiting:
             self._release(request)
-            while request.token_ids[-1] == PENDING:
-                request.token_ids.pop()
+            request.start_over()
             if request.status is not Status.WAITING:
                 self._transition(request, Status.WAITING)
         self.waiting = sorted(self.running + self.waiting, key=lambda r: r.order)
         self.running = []
         if self.prefix_cache is not None:                          # blocks registered ahead were not written
-            for block in range(self.pool.num_blocks):
-                self.prefix_cache.forget(block)
+            self.prefix_cache.clear()
 
     # ── preemption ────────────────────────────────────────────────────────────────────────────────────
 
@@ -310,7 +311,7 @@ class Scheduler:
         host = self.host_pool.allocate(num_blocks) if self.host_pool is not None else None
         if host is not None:
             blocks = victim.block_table[:num_blocks]
-            if copy is not None:                                   # the copy will not be made: read its source
+            if copy is not None:                                   # the copy is not made: read its source
                 blocks = [copy[0] if block == copy[1] else block for block in blocks]
             self._swap_out += zip(blocks, host)
             computed = victim.num_computed_tokens
@@ -326,9 +327,7 @@ class Scheduler:
         self.pool.free(reversed(request.block_table))
         if request.host_block_table:
             self.host_pool.free(reversed(request.host_block_table))
-        request.block_table, request.host_block_table = [], []
-        request.num_computed_tokens = request.num_registered_blocks = 0
-        request.prefix, request.may_share_tail = None, False
+        request.drop_blocks()
 
     # ── what a reader can see ─────────────────────────────────────────────────────────────────────────
 
@@ -339,12 +338,12 @@ class Scheduler:
             self.host_pool.check_integrity(request.host_block_table for request in self.waiting)
         for request in self.waiting:
             assert not request.block_table, f"{request} waits and holds blocks"
-        for queue in (self.waiting, self.running):
-            assert queue == sorted(queue, key=lambda r: r.order), "arrival order is lost"
+        queue = self.running + self.waiting
+        assert queue == sorted(queue, key=lambda r: r.order), "arrival order is lost"
         assert sum(request.num_seats for request in self.running) <= self.max_num_seqs, "too many residents"
         for request in self.running:
             held = len(request.block_table) * self.block_size
-            assert request.num_computed_tokens <= min(held, len(request.token_ids)), f"{request} is impossible"
+            assert request.num_computed_tokens <= min(held, len(request.token_ids)), f"{request} cannot be"
 
     def _transition(self, request: Request, status: Status) -> None:
         if self.trace.limit and (request.status is not status or status is Status.WAITING):

@@ -22,7 +22,7 @@ def forget_only_the_block(self, block):
     self._record_of.pop(block, None)                          # its record still lists the block
 
 
-def find_by_own_tokens(self, parent, tokens):
+def find_by_own_tokens(self, parent, tokens, hash):
     for records in self._records.values():
         for record in records:
             if record.tokens == tokens:                       # whatever stands before them
