@@ -172,11 +172,11 @@ def arrivals(requests: Sequence[tuple[int, int]], gap: int) -> list[Request]:
 
 
 def simulate(allocator: Contiguous | Paged, requests: Sequence[Request]) -> Iterator[Usage]:
-    """Serve requests first come, first served, one token each a step; after each step, say where the memory is.
+    """Serve requests first come, first served, one token each a step; after each step, say where memory is.
 
-    A request is admitted when the allocator can place its prompt; nobody overtakes. When a running request cannot
-    grow, the youngest one is preempted: its memory is taken, and it waits at the head of the queue to be computed
-    again. Raises ValueError for a request that does not fit even alone.
+    A request is admitted when the allocator can place its prompt; nobody overtakes. When a running request
+    cannot grow, the youngest one is preempted: its memory is taken, and it waits at the head of the queue to
+    be computed again. Raises ValueError for a request that does not fit even alone.
     """
     coming = deque(replace(request, tokens=request.prompt) for request in requests)
     waiting: deque[Request] = deque()
@@ -188,8 +188,8 @@ def simulate(allocator: Contiguous | Paged, requests: Sequence[Request]) -> Iter
         while waiting and allocator.admit(waiting[0]):
             running.append(waiting.popleft())
         if waiting and not running:
-            raise ValueError(f"a request of {waiting[0].final} tokens does not fit {allocator.capacity} slots, even "
-                             f"alone: give it more memory or fewer tokens")
+            raise ValueError(f"a request of {waiting[0].final} tokens does not fit {allocator.capacity} "
+                             f"slots, even alone: give it more memory or fewer tokens")
         for request in list(running):
             while request in running and not allocator.grow(request):
                 victim = running.pop()

@@ -1,11 +1,12 @@
 """The allocators that chapter two compares: their bookkeeping, and what the comparison shows.
 
-Protects the claim that the four differ in nothing but where a request's slots come from, and that the waste the
-vLLM paper describes shows itself in the simulation.
+Protects the claim that the four differ in nothing but where a request's slots come from, and that the waste
+the vLLM paper describes shows itself in the simulation.
 """
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 
 from paged.fragmentation import Contiguous, Paged, Request, allocators, arrivals, simulate
 from paged.memory import sample_requests
@@ -30,7 +31,7 @@ def test_first_fit_takes_the_first_hole_that_is_long_enough_and_merges_neighbour
     assert memory.holes == [(0, 6)]
 
 
-def test_contiguous_memory_refuses_what_its_holes_hold_in_sum_and_paged_memory_takes_it():
+def test_holes_refuse_what_they_hold_in_sum_and_blocks_take_it():
     memory, paged = exactly(12), Paged(12, 2)
     requests = [Request(0, 3, 1, tokens=3) for _ in range(3)]
     late = Request(0, 5, 1, tokens=5)
@@ -47,13 +48,15 @@ def test_a_stretch_that_is_full_moves():
     a, b = Request(0, 3, 5, tokens=3), Request(0, 1, 1, tokens=1)
     assert memory.admit(a) and memory.admit(b) and memory.pieces(a) == [(0, 4)]
     a.tokens = 4
-    assert memory.grow(a) and memory.pieces(a) == [(6, 8)] and memory.copied == 4 and memory.holes[0] == (0, 4)
+    assert memory.grow(a) and memory.pieces(a) == [(6, 8)] and memory.copied == 4
+    assert memory.holes[0] == (0, 4)
 
 
 small_requests = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=8)
 
 
-@given(requests=small_requests, gap=st.integers(0, 3), block_size=st.integers(1, 6), blocks=st.integers(6, 20))
+@given(requests=small_requests, gap=st.integers(0, 3), block_size=st.integers(1, 6),
+       blocks=st.integers(6, 20))
 def test_every_slot_is_accounted_for_at_every_step(requests, gap, block_size, blocks):
     """Nobody overlaps, the five kinds add up to the memory, everyone is served, and all memory comes back."""
     capacity = max(blocks * block_size, 48)
@@ -69,7 +72,8 @@ def test_every_slot_is_accounted_for_at_every_step(requests, gap, block_size, bl
                      for slot in range(start, start + size)]
             assert len(taken) == len(set(taken)) and all(0 <= slot < capacity for slot in taken), name
             assert all(allocator.slots(request) >= request.tokens for request in held), name
-        assert usage.finished + usage.running >= len(requests) and steps >= max(output for _, output in requests)
+        assert usage.finished + usage.running >= len(requests)
+        assert steps >= max(output for _, output in requests)
         if name == "paged":
             assert allocator.pool.num_free() == allocator.pool.num_blocks
         else:
@@ -109,6 +113,6 @@ def test_each_allocator_wastes_in_its_own_way():
 
 
 def test_the_shares_of_the_vllm_paper_come_out():
-    """Kwon et al. measured 20.4 to 38.2 % for systems that reserve, over 96 % for blocks, on other requests."""
+    """Kwon et al. measured 20.4 to 38.2 % for systems that reserve, over 96 % for blocks."""
     assert 0.204 <= round(shares("reserve the maximum")["used"], 2) <= 0.40
     assert shares("paged")["used"] > 0.96

@@ -1,13 +1,26 @@
 """What the first two chapters say in numbers, held to the published figures through the public functions.
 
-Protects facts A (projections, bytes a token, the bill, the concurrency estimate) and B (utilization).
+Protects the counts of projections, the bytes a token, the memory bill, the concurrency estimate, the
+utilization of 200 requests, and the block budget of a measured card.
 """
 
 import pytest
 
-from paged.memory import (DTYPE_BYTES, GB, GiB, KiB, MiB, concurrent_requests, kv_bytes_per_token,
-                          num_blocks_in_budget, projections_with_cache, projections_without_cache,
-                          sample_requests, utilization_paged, utilization_reserved)
+from paged.memory import (
+    DTYPE_BYTES,
+    GB,
+    GiB,
+    KiB,
+    MiB,
+    concurrent_requests,
+    kv_bytes_per_token,
+    num_blocks_in_budget,
+    projections_with_cache,
+    projections_without_cache,
+    sample_requests,
+    utilization_paged,
+    utilization_reserved,
+)
 
 QWEN3_06B = dict(num_layers=28, num_kv_heads=8, head_dim=128)
 QWEN25_7B = dict(num_layers=28, num_kv_heads=4, head_dim=128)
@@ -74,7 +87,7 @@ def test_utilization_of_one_request_by_hand():
 
 
 def test_block_budget_of_the_h20():
-    """Facts F with its rounded inputs, and with inputs a hair inside their rounding, which give the block more."""
+    """From the printed inputs one block too few; from inputs within their rounding, the printed count."""
     block_bytes = 256 * kv_bytes_per_token(**QWEN3_06B)
     assert block_bytes == 29_360_128 == 28 * MiB
     rounded = dict(total=95.085 * GiB, utilization=0.9, used=1.66 * GiB, peak=1.599 * GiB, current=1.16 * GiB)
@@ -86,4 +99,5 @@ def test_block_budget_of_the_h20():
 
 def test_block_budget_refuses_a_full_card():
     with pytest.raises(ValueError, match=r"no room for a block of 28.0 MiB.*Raise gpu_memory_utilization"):
-        num_blocks_in_budget(total=4 * GiB, utilization=0.5, used=2 * GiB, peak=1, current=1, block_bytes=28 * MiB)
+        num_blocks_in_budget(total=4 * GiB, utilization=0.5, used=2 * GiB, peak=1, current=1,
+                             block_bytes=28 * MiB)

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
-import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -19,16 +18,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import paged
+from paged.bench.common import machine
 from paged.models.config import ModelConfig
 from paged.models.decoder import Decoder, random_decoder
 
 
 def qwen3_shapes(num_layers: int) -> ModelConfig:
     """Qwen3-0.6B with fewer layers, and a small vocabulary: the head is not what is measured."""
-    return ModelConfig("qwen3", vocab_size=1024, hidden_size=1024, intermediate_size=3072, num_layers=num_layers,
-                       num_heads=16, num_kv_heads=8, head_dim=128, qk_norm=True, rope_theta=1e6,
-                       tie_word_embeddings=True, max_position_embeddings=40_960)
+    return ModelConfig("qwen3", vocab_size=1024, hidden_size=1024, intermediate_size=3072,
+                       num_layers=num_layers, num_heads=16, num_kv_heads=8, head_dim=128, qk_norm=True,
+                       rope_theta=1e6, tie_word_embeddings=True, max_position_embeddings=40_960)
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -92,57 +91,49 @@ def step_seconds(steps: Iterator[Tensor]) -> list[float]:
     return seconds
 
 
-def measure(device: str, dtype: torch.dtype) -> dict:
-    """Two experiments: 20 steps in a fresh process, then warm; and a single step over the length of the context."""
-    # cuDNN's attention prepares a plan for every new length, tens of milliseconds each: measure another kernel.
+def measure() -> dict:
+    """On a GPU in bf16: 20 steps in a fresh process, then warm; and a single step over the context's length."""
+    # cuDNN's attention prepares a plan for every new length, tens of milliseconds each: use another kernel.
     torch.backends.cuda.enable_cudnn_sdp(False)
     loops = {"without": decode_without_cache, "with": decode_with_cache}
-    contexts = [50, 200, 500]
-    prompt = lambda n: torch.arange(n, device=device) % 1024  # noqa: E731
+    place = {"device": "cuda", "dtype": torch.bfloat16}
 
     def run(decoder, loop, context, steps):
-        seconds = step_seconds(loops[loop](decoder, prompt(context), steps + 1))
-        return seconds[1:]  # the first is the prefill of both loops
+        prompt = torch.arange(context, device=place["device"]) % decoder.config.vocab_size
+        return step_seconds(loops[loop](decoder, prompt, steps + 1))[1:]  # the first step is the prefill
 
-    decoder = random_decoder(qwen3_shapes(1), device=device, dtype=dtype)
-    record = {"contexts": contexts, "steps": 20,
-              "cold_s": {loop: [sum(run(decoder, loop, n, 20)) for n in contexts] for loop in loops},
-              "warm_s": {loop: [[sum(run(decoder, loop, n, 20)) for _ in range(20)] for n in contexts]
-                         for loop in loops}}
-    decoder = random_decoder(qwen3_shapes(28), device=device, dtype=dtype)
+    contexts = [50, 200, 500]
+    decoder = random_decoder(qwen3_shapes(1), **place)
+    cold = {loop: [sum(run(decoder, loop, n, 20)) for n in contexts] for loop in loops}
+    warm = {loop: [[sum(run(decoder, loop, n, 20)) for _ in range(20)] for n in contexts] for loop in loops}
+
     lengths = [2 ** i for i in range(6, 16)]
+    decoder = random_decoder(qwen3_shapes(28), **place)
     for loop in loops:
         for n in lengths:
             run(decoder, loop, n, 9)
-    record["curve"] = {"num_layers": 28, "contexts": lengths,
-                       "step_s": {loop: [run(decoder, loop, n, 9) for n in lengths] for loop in loops}}
-    return record
+    curve = {loop: [run(decoder, loop, n, 9) for n in lengths] for loop in loops}
+    return {"contexts": contexts, "steps": 20, "cold_s": cold, "warm_s": warm,
+            "curve": {"num_layers": 28, "contexts": lengths, "step_s": curve}}
 
 
 def main() -> None:
-    """Measure on the GPU, or on the CPU where there is none, and print or write the record."""
+    """Measure, and print or write the record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", help="JSON file to write")
     arguments = parser.parse_args()
-    cuda = torch.cuda.is_available()
-    record = {
-        "command": "python -m paged.bench.recompute", "date": time.strftime("%Y-%m-%d"),
-        "device": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
-        "driver": _driver() if cuda else None, "paged": paged.__version__,
-        "dtype": "bfloat16" if cuda else "float32", "torch": torch.__version__, "cuda": torch.version.cuda,
-        "python": platform.python_version(), "model": "Qwen3-0.6B shapes, random weights, vocabulary 1,024"}
-    record |= measure("cuda" if cuda else "cpu", torch.bfloat16 if cuda else torch.float32)
-    text = "{\n" + ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in record.items()) + "\n}"
+    if not torch.cuda.is_available():
+        sys.exit("this measures a GPU and there is none here; the chapter itself times the CPU")
+    record = machine("python -m paged.bench.recompute") | {
+        "dtype": "bfloat16", "model": "Qwen3-0.6B shapes, random weights, vocabulary 1,024", **measure()}
+    # A line for each entry: a change of the record stays readable in a diff.
+    lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in record.items()]
+    text = "{\n" + ",\n".join(lines) + "\n}"
     if arguments.output:
         with open(arguments.output, "w", encoding="utf-8") as file:
             file.write(text + "\n")
     else:
         print(text)
-
-
-def _driver() -> str:
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    return subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
 
 
 if __name__ == "__main__":
