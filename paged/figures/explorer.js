@@ -21,7 +21,7 @@ function figure(root, data) {
     h("div", {class: "bars"},
       ...data.bars.flatMap((name, b) => [h("span", {class: "name"}, name), bars[b], shares[b]]),
       h("div", {class: "axis muted"}, h("span", {}, "0"), axis)),
-    h("p", {class: "muted"}, "At the right: " + data.series[0].label + " as a share of the bar."),
+    h("p", {class: "muted"}, "At the right: how much of the bar is “" + data.series[0].label + "”."),
     h("details", {}, h("summary", {}, "The same in numbers (" + data.unit + ")"),
       h("div", {class: "scroll"}, h("table", {},
         h("thead", {}, h("tr", {}, h("th"), ...data.series.map((series) => h("th", {scope: "col"}, series.label)))),
