@@ -16,11 +16,14 @@ from itertools import count
 
 from paged.block_pool import BlockPool
 from paged.prefix_cache import PrefixCache
+from paged.radix_cache import RadixCache
 from paged.request import PENDING, CompletionOutput, Request, RequestMetrics, RequestOutput, Status
 from paged.sampling import SamplingParams
 from paged.scheduler import Batch, Scheduler
 from paged.slots import blocks_needed
 from paged.trace import NO_TRACE, Trace
+
+PREFIX_CACHES = {"hash": PrefixCache, "radix": RadixCache}
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class EngineConfig:
         max_num_batched_tokens: tokens computed in one step.
         max_model_len: tokens of a request, prompt and output together.
         enable_prefix_caching: share full blocks between requests with a common prefix.
+        prefix_cache: how they are found: "hash" by chained block hashes, "radix" in a tree of token runs.
         preemption: "recompute" drops the blocks of a preempted request, "swap" moves them to host memory.
         num_host_blocks: blocks of host memory for "swap"; None takes as many as num_blocks.
         seed: for requests that bring no seed of their own.
@@ -46,6 +50,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 8192
     max_model_len: int = 4096
     enable_prefix_caching: bool = True
+    prefix_cache: str = "hash"
     preemption: str = "recompute"
     num_host_blocks: int | None = None
     seed: int = 0
@@ -55,6 +60,8 @@ class EngineConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} is {value!r}: it must be an integer of at least 1")
+        if self.prefix_cache not in PREFIX_CACHES:
+            raise ValueError(f"prefix_cache is {self.prefix_cache!r}: choose hash or radix")
         if self.preemption not in ("recompute", "swap"):
             raise ValueError(f"preemption is {self.preemption!r}: choose recompute or swap")
         if self.num_host_blocks is not None and self.num_host_blocks < 1:
@@ -91,7 +98,7 @@ class Engine:
         """An empty engine: every block free, no request."""
         config = self.config
         self.block_pool = BlockPool(config.num_blocks, self.trace)
-        self.prefix_cache = (PrefixCache(self.block_pool, config.block_size)
+        self.prefix_cache = (PREFIX_CACHES[config.prefix_cache](self.block_pool, config.block_size)
                              if config.enable_prefix_caching else None)
         host_pool = (BlockPool(config.num_host_blocks or config.num_blocks)
                      if config.preemption == "swap" else None)

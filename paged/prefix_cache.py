@@ -53,6 +53,19 @@ def default_chain() -> HashFunction:
     return xxh64_chain
 
 
+def check_computed(pool: BlockPool, block_size: int, tokens: Sequence[int], block: int) -> None:
+    """Raise ValueError unless the tokens fill a block and somebody holds it."""
+    if len(tokens) != block_size:
+        raise ValueError(f"only full blocks are registered: got {len(tokens)} tokens of {block_size}")
+    if not pool.ref_cnt[block]:
+        raise ValueError(f"block {block} is free: nobody can have computed it")
+
+
+def choose_copy(blocks: Sequence[int], pool: BlockPool) -> int:
+    """One of several blocks with the same content: a held one, so that the free ones are left to others."""
+    return next((block for block in blocks if pool.ref_cnt[block]), blocks[0])
+
+
 class Prefix:
     """One block's worth of tokens under one prefix: the record that a hash leads to.
 
@@ -114,8 +127,7 @@ class PrefixCache:
             found = self._find(prefix, tokens, self.hash_function(prefix.hash, tokens))
             if found is None or not found.blocks:       # once one block misses, all later ones miss
                 break
-            held = [block for block in found.blocks if self.pool.ref_cnt[block]]
-            blocks.append((held or found.blocks)[0])    # a held copy leaves the free ones to others
+            blocks.append(choose_copy(found.blocks, self.pool))
             prefix = found
         return blocks, prefix
 
@@ -125,11 +137,7 @@ class PrefixCache:
         Call it once the block is full, and computed before anyone can read it. Raises ValueError for a block
         that is not full, is not held, or already stands for something else.
         """
-        if len(tokens) != self.block_size:
-            raise ValueError(f"only full blocks are registered: got {len(tokens)} tokens of "
-                             f"{self.block_size}")
-        if not self.pool.ref_cnt[block]:
-            raise ValueError(f"block {block} is free: nobody can have computed it")
+        check_computed(self.pool, self.block_size, tokens, block)
         tokens = tuple(tokens)
         hash = self.hash_function(prefix.hash, tokens)
         record = self._find(prefix, tokens, hash)

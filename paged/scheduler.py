@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 
 from paged.block_pool import BlockPool
 from paged.prefix_cache import PrefixCache
+from paged.radix_cache import RadixCache
 from paged.request import PENDING, Request, Status
 from paged.slots import blocks_needed
 from paged.trace import NO_TRACE, Trace
@@ -65,7 +66,7 @@ class Scheduler:
         waiting, running: both in arrival order.
     """
 
-    def __init__(self, pool: BlockPool, block_size: int, prefix_cache: PrefixCache | None = None,
+    def __init__(self, pool: BlockPool, block_size: int, prefix_cache: PrefixCache | RadixCache | None = None,
                  max_num_seqs: int = 256, max_num_batched_tokens: int = 8192,
                  host_pool: BlockPool | None = None, trace: Trace = NO_TRACE):
         self.pool, self.block_size, self.prefix_cache = pool, block_size, prefix_cache

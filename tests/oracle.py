@@ -96,7 +96,7 @@ def random_case(seed: int) -> Case:
     preemption = r.choice(["recompute", "swap"])
     return Case(
         tuple(arrivals), num_blocks, block_size, r.randint(most_copies, 8),
-        min(r.randint(1, 30), r.randint(1, 30)), r.choice(["off", "hash", "hash"]),
+        min(r.randint(1, 30), r.randint(1, 30)), r.choice(["off", "hash", "hash", "radix"]),
         r.choice([None, None, 1, 3]), preemption,
         r.randint(1, num_blocks) if preemption == "swap" and r.random() < 0.5 else None, r.random() < 0.3,
         tuple(r.randint(1, 20) for _ in range(2)) if r.random() < 0.05 else ())
@@ -114,6 +114,7 @@ def make_engine(case: Case) -> Engine:
         num_blocks=case.num_blocks, block_size=case.block_size, max_num_seqs=case.max_num_seqs,
         max_num_batched_tokens=case.max_num_batched_tokens, max_model_len=1000,
         enable_prefix_caching=case.prefix_cache != "off", preemption=case.preemption,
+        prefix_cache="radix" if case.prefix_cache == "radix" else "hash",
         num_host_blocks=case.num_host_blocks)
     oracle = (RunAheadOracle if case.run_ahead else OracleRunner)(
         case.num_blocks, case.block_size, case.num_host_blocks or case.num_blocks)
