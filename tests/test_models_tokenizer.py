@@ -112,6 +112,12 @@ def test_older_files_are_read_through_transformers(backend, tmp_path):
     assert tokenizer.decode(tokenizer.encode("Hello world 12")) == "Hello world 12"
 
 
+def test_older_files_that_transformers_cannot_read(tmp_path):
+    (tmp_path / "vocab.json").write_text("nothing")
+    with pytest.raises(ValueError, match="has no tokenizer.json, and transformers cannot make one"):
+        Tokenizer.from_directory(tmp_path)
+
+
 def test_special_tokens_in_a_plain_prompt_are_special(directory):
     """A prompt may be a template that someone filled by hand."""
     assert Tokenizer.from_directory(directory).encode("<|turn|>user")[:2] == [0, 1]

@@ -54,6 +54,9 @@ def default_model() -> Path:
         return target
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        for left in directory.glob(".download-*"):  # by a process that was killed
+            if time.time() - left.stat().st_mtime > 3600:
+                shutil.rmtree(left, ignore_errors=True)
         # Inside the cache, so that the last move stays within one file system and is atomic.
         with tempfile.TemporaryDirectory(dir=directory, prefix=".download-") as scratch:
             wheel = _download(Path(scratch), target)

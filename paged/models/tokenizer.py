@@ -60,9 +60,15 @@ class Tokenizer:
             except Exception as error:  # the library raises nothing narrower
                 raise ValueError(f"{file} cannot be read ({error}): download it again.") from error
         elif any((directory / name).is_file() for name in _TOKENIZER_FILES):
-            from transformers import AutoTokenizer
+            try:
+                from transformers import AutoTokenizer
 
-            backend = AutoTokenizer.from_pretrained(directory).backend_tokenizer
+                backend = AutoTokenizer.from_pretrained(directory).backend_tokenizer
+            except Exception as error:  # a missing package, or whatever the conversion meets
+                reason = str(error).strip().split("\n")[0]
+                raise ValueError(f"{directory} has no tokenizer.json, and transformers cannot make one from "
+                                 f"its older files ({reason}): save the tokenizer again with a recent "
+                                 "transformers.") from error
         else:
             return None
         named = {name: value["content"] if isinstance(value, dict) else value
