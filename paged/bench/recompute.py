@@ -92,7 +92,7 @@ def step_seconds(steps: Iterator[Tensor]) -> list[float]:
 
 
 def measure() -> dict:
-    """On a GPU in bf16: 20 steps in a fresh process, then warm; and a single step over the context's length."""
+    """On a GPU in bf16: 20 steps in a fresh process, then warm; and one step over the context's length."""
     # cuDNN's attention prepares a plan for every new length, tens of milliseconds each: use another kernel.
     torch.backends.cuda.enable_cudnn_sdp(False)
     loops = {"without": decode_without_cache, "with": decode_with_cache}
