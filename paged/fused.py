@@ -3,7 +3,7 @@
     add_rms_norm       residual += x, then its RMSNorm
     rotate_and_store   per-head RMSNorm, rotary embedding, and K and V straight into their slots
     silu_mul           silu(gate) × up
-    matvec             one token times a weight matrix, with the norm before it and the residual after it inside
+    narrow_product     a few tokens times a weight matrix, with the norm before and the residual after it inside
     sample             Gumbel-max over the vocabulary: one pass, no softmax, no sort
     prepare            what a step reads, from what stays on the GPU: token ids, slots, block tables
 
@@ -12,18 +12,42 @@ Each is held to the plain decoder and sampler by tests; the decoder that uses th
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
 
 
 @triton.jit
+def _start_early(EARLY: tl.constexpr):
+    """Programmatic dependent launch: a kernel may start while the one before it ends, and does here what needs no
+    result of that one (reads weights, say). Behind this line everything before it is finished and visible."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+
+def _launch(early: bool) -> dict:
+    """Launch options of a kernel that calls `_start_early`."""
+    return {"EARLY": early, "launch_pdl": True} if early else {"EARLY": False}
+
+
+@lru_cache(maxsize=None)
+def starts_early(device: torch.device) -> bool:
+    """Whether the device has programmatic dependent launch (compute capability 9.0 and later)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@triton.jit
 def _add_rms_norm_kernel(x_ptr, residual_ptr, weight_ptr, out_ptr, eps, WIDTH: tl.constexpr,
-                         PADDED: tl.constexpr, ADD: tl.constexpr):
+                         PADDED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, PADDED)
     inside = column < WIDTH
     at = row * WIDTH + column
+    weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    _start_early(EARLY)
     x = tl.load(residual_ptr + at, mask=inside, other=0.0).to(tl.float32)
     if ADD:
         x += tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
@@ -31,7 +55,6 @@ def _add_rms_norm_kernel(x_ptr, residual_ptr, weight_ptr, out_ptr, eps, WIDTH: t
         tl.store(residual_ptr + at, x, mask=inside)
         x = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(x * x, 0) / WIDTH + eps)
-    weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(out_ptr + at, (x * scale * weight).to(out_ptr.dtype.element_ty), mask=inside)
 
 
@@ -41,7 +64,7 @@ def add_rms_norm(x: torch.Tensor | None, residual: torch.Tensor, weight: torch.T
     out = torch.empty_like(residual)
     _add_rms_norm_kernel[len(residual),](residual if x is None else x, residual, weight, out, eps, WIDTH=width,
                                          PADDED=triton.next_power_of_2(width), ADD=x is not None,
-                                         num_warps=4 if width <= 2048 else 8)
+                                         num_warps=4 if width <= 2048 else 8, **_launch(starts_early(out.device)))
     return out
 
 
@@ -50,7 +73,7 @@ def _rotate_and_store_kernel(qkv_ptr, positions_ptr, slots_ptr, rotation_ptr, q_
                              k_cache_ptr, v_cache_ptr, eps, num_tokens, k_block, k_row,
                              NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
                              BLOCK_SIZE: tl.constexpr, NORM: tl.constexpr, HEADS: tl.constexpr,
-                             PADDED_DIM: tl.constexpr):
+                             PADDED_DIM: tl.constexpr, EARLY: tl.constexpr):
     # The heads of a token lie in a row, | q 0 … | k 0 … | v 0 … |; a program takes HEADS of them.
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
@@ -59,22 +82,24 @@ def _rotate_and_store_kernel(qkv_ptr, positions_ptr, slots_ptr, rotation_ptr, q_
     half: tl.constexpr = HEAD_DIM // 2
     partner = tl.where(dim < half, dim + half, dim - half)             # rotary turns dim and its partner together
     inside = (head < all_heads)[:, None] & (dim < HEAD_DIM)[None, :]
-    row = qkv_ptr + (token * all_heads + head)[:, None] * HEAD_DIM
-    x = tl.load(row + dim[None, :], mask=inside, other=0.0).to(tl.float32)
-    y = tl.load(row + partner[None, :], mask=inside, other=0.0).to(tl.float32)
     is_q = (head < NUM_HEADS)[:, None]
     is_v = (head >= NUM_HEADS + NUM_KV_HEADS)[:, None]
-    position = tl.load(positions_ptr + token)
-    if position < 0:                                                   # padding
-        return
-    value = x
     if NORM:
-        scale = tl.rsqrt(tl.sum(x * x, 1) / HEAD_DIM + eps)[:, None]
         valid = dim < HEAD_DIM
         weight = tl.where(is_q, tl.load(q_norm_ptr + dim, mask=valid, other=0.0)[None, :],
                           tl.load(k_norm_ptr + dim, mask=valid, other=0.0)[None, :]).to(tl.float32)
         weight_y = tl.where(is_q, tl.load(q_norm_ptr + partner, mask=valid, other=0.0)[None, :],
                             tl.load(k_norm_ptr + partner, mask=valid, other=0.0)[None, :]).to(tl.float32)
+    _start_early(EARLY)
+    position = tl.load(positions_ptr + token)
+    if position < 0:                                                   # padding
+        return
+    row = qkv_ptr + (token * all_heads + head)[:, None] * HEAD_DIM
+    x = tl.load(row + dim[None, :], mask=inside, other=0.0).to(tl.float32)
+    y = tl.load(row + partner[None, :], mask=inside, other=0.0).to(tl.float32)
+    value = x
+    if NORM:
+        scale = tl.rsqrt(tl.sum(x * x, 1) / HEAD_DIM + eps)[:, None]
         dtype = qkv_ptr.dtype.element_ty
         x = (x * scale * weight).to(dtype).to(tl.float32)
         y = (y * scale * weight_y).to(dtype).to(tl.float32)
@@ -114,7 +139,8 @@ def rotate_and_store(qkv: torch.Tensor, positions: torch.Tensor, slots: torch.Te
         qkv, positions, slots, rotation, qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm,
         k_cache, v_cache, eps, num_tokens, *k_cache.stride()[:2], NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim, BLOCK_SIZE=block_size, NORM=q_norm is not None, HEADS=heads,
-        PADDED_DIM=triton.next_power_of_2(head_dim), num_warps=1 if heads == 2 else 4)
+        PADDED_DIM=triton.next_power_of_2(head_dim), num_warps=1 if heads == 2 else 4,
+        **_launch(starts_early(qkv.device)))
     return qkv.view(num_tokens, all_heads, head_dim)[:, :num_heads]
 
 
@@ -125,7 +151,8 @@ def rotation_table(frequencies: torch.Tensor, max_positions: int) -> torch.Tenso
 
 
 @triton.jit
-def _silu_mul_kernel(gate_up_ptr, out_ptr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+def _silu_mul_kernel(gate_up_ptr, out_ptr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr):
+    _start_early(EARLY)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < WIDTH
@@ -140,7 +167,8 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     num_tokens, width = len(gate_up), gate_up.shape[1] // 2
     out = torch.empty(num_tokens, width, dtype=gate_up.dtype, device=gate_up.device)
     columns = min(1024, triton.next_power_of_2(width))
-    _silu_mul_kernel[num_tokens, triton.cdiv(width, columns)](gate_up, out, WIDTH=width, COLUMNS=columns)
+    _silu_mul_kernel[num_tokens, triton.cdiv(width, columns)](gate_up, out, WIDTH=width, COLUMNS=columns,
+                                                                  **_launch(starts_early(out.device)))
     return out
 
 
@@ -155,11 +183,7 @@ def _matvec_kernel(x_ptr, weight_ptr, norm_ptr, residual_ptr, out_ptr, eps, NUM_
     real = (output < NUM_OUTPUTS)[:, None]
     at = weight_ptr + output.to(tl.int64)[:, None] * WIDTH
     weight = tl.load(at + column[None, :], mask=real & (column < WIDTH)[None, :], other=0.0)
-    if EARLY:
-        # The first piece of the weight is on its way before the kernel that computes x has ended, and the
-        # kernel after this one may do the same (programmatic dependent launch).
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    _start_early(EARLY)                                    # the first piece of the weight is on its way by now
     acc = tl.zeros([ROWS, COLUMNS], tl.float32)
     acc_up = tl.zeros([ROWS, COLUMNS], tl.float32)
     squares = tl.zeros([COLUMNS], tl.float32)
@@ -188,25 +212,78 @@ def _matvec_kernel(x_ptr, weight_ptr, norm_ptr, residual_ptr, out_ptr, eps, NUM_
     tl.store(out_ptr + output, out.to(out_ptr.dtype.element_ty), mask=output < NUM_OUTPUTS)
 
 
-def matvec(x: torch.Tensor, weight: torch.Tensor, norm: torch.Tensor | None = None, eps: float = 0.0,
-           residual: torch.Tensor | None = None, silu: bool = False, early: bool = False) -> torch.Tensor:
-    """One token through a weight matrix: [silu-and-mul of] weight @ [RMSNorm of] x [+ residual].
+@triton.jit(do_not_specialize=["num_tokens"])
+def _matmul_kernel(x_ptr, weight_ptr, norm_ptr, residual_ptr, out_ptr, eps, num_tokens, NUM_OUTPUTS: tl.constexpr,
+                   WIDTH: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+                   NORM: tl.constexpr, RESIDUAL: tl.constexpr, SILU: tl.constexpr, EARLY: tl.constexpr):
+    # The same for a few tokens, on the tensor cores: x [TOKENS, COLUMNS] times weight [ROWS, COLUMNS] transposed.
+    output = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    token = tl.arange(0, TOKENS)
+    column = tl.arange(0, COLUMNS)
+    real, valid = (output < NUM_OUTPUTS)[:, None], (token < num_tokens)[:, None]
+    at = weight_ptr + output.to(tl.int64)[:, None] * WIDTH
+    weight = tl.load(at + column[None, :], mask=real & (column < WIDTH)[None, :], other=0.0)
+    if SILU:
+        up = tl.load(at + NUM_OUTPUTS * WIDTH + column[None, :], mask=real & (column < WIDTH)[None, :], other=0.0)
+    _start_early(EARLY)
+    acc = tl.zeros([TOKENS, ROWS], tl.float32)
+    acc_up = tl.zeros([TOKENS, ROWS], tl.float32)
+    squares = tl.zeros([TOKENS], tl.float32)
+    for start in tl.static_range(0, WIDTH, COLUMNS):
+        k = start + column
+        inside = (k < WIDTH)[None, :]
+        if start > 0:
+            weight = tl.load(at + k[None, :], mask=real & inside, other=0.0)
+            if SILU:
+                up = tl.load(at + NUM_OUTPUTS * WIDTH + k[None, :], mask=real & inside, other=0.0)
+        x = tl.load(x_ptr + token[:, None] * WIDTH + k[None, :], mask=valid & inside, other=0.0)
+        if NORM:
+            wide = x.to(tl.float32)
+            squares += tl.sum(wide * wide, 1)
+            x = (wide * tl.load(norm_ptr + k, mask=k < WIDTH, other=0.0).to(tl.float32)[None, :]).to(x.dtype)
+        acc = tl.dot(x, weight.T, acc, input_precision="ieee")
+        if SILU:
+            acc_up = tl.dot(x, up.T, acc_up, input_precision="ieee")
+    if NORM:
+        scale = tl.rsqrt(squares / WIDTH + eps)[:, None]
+        acc *= scale
+        acc_up *= scale
+    if SILU:
+        acc = acc / (1 + tl.exp(-acc)) * acc_up
+    place = token[:, None] * NUM_OUTPUTS + output[None, :]
+    inside = valid & (output < NUM_OUTPUTS)[None, :]
+    if RESIDUAL:
+        acc += tl.load(residual_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + place, acc.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def narrow_product(x: torch.Tensor, weight: torch.Tensor, norm: torch.Tensor | None = None, eps: float = 0.0,
+                   residual: torch.Tensor | None = None, silu: bool = False) -> torch.Tensor:
+    """A few tokens through a weight matrix: [silu-and-mul of] [RMSNorm of] x @ weight.T [+ residual].
+
+    Reading the weight is what such a product costs, so that is done once, at full width, and begun before the
+    kernel that computes x has ended; norm, activation and residual ride along.
 
     Args:
-        x, residual: [1, width] and [1, outputs].
+        x, residual: [tokens, width] and [tokens, outputs], contiguous.
         weight: [outputs, width], or with silu [2 × outputs, width], gate rows first.
         norm: weight of an RMSNorm applied to x.
-        early: start before the kernel before has ended (compute capability 9.0 and later).
     """
-    width = weight.shape[1]
+    num_tokens, width = x.shape
     num_outputs = len(weight) // 2 if silu else len(weight)
-    rows = 4 if num_outputs <= 1024 else 8
-    out = torch.empty(1, num_outputs, dtype=x.dtype, device=x.device)
-    _matvec_kernel[triton.cdiv(num_outputs, rows),](
-        x, weight, x if norm is None else norm, x if residual is None else residual, out, eps,
-        NUM_OUTPUTS=num_outputs, WIDTH=width, ROWS=rows, COLUMNS=min(1024, triton.next_power_of_2(width)),
-        NORM=norm is not None, RESIDUAL=residual is not None, SILU=silu, EARLY=early, num_warps=4,
-        **({"launch_pdl": True} if early else {}))
+    out = torch.empty(num_tokens, num_outputs, dtype=x.dtype, device=x.device)
+    arguments = (x, weight, x if norm is None else norm, x if residual is None else residual, out, eps)
+    flags = dict(NUM_OUTPUTS=num_outputs, WIDTH=width, NORM=norm is not None, RESIDUAL=residual is not None,
+                 SILU=silu, **_launch(starts_early(x.device)))
+    if num_tokens == 1:
+        rows = 4 if num_outputs <= 1024 else 8
+        _matvec_kernel[triton.cdiv(num_outputs, rows),](
+            *arguments, ROWS=rows, COLUMNS=min(1024, triton.next_power_of_2(width)), num_warps=4, **flags)
+    else:
+        tokens, rows = max(16, triton.next_power_of_2(num_tokens)), 16
+        columns = min(max(16, triton.next_power_of_2(width)), 16384 // tokens)
+        _matmul_kernel[triton.cdiv(num_outputs, rows),](
+            *arguments, num_tokens, TOKENS=tokens, ROWS=rows, COLUMNS=columns, num_warps=4, **flags)
     return out
 
 
@@ -216,6 +293,7 @@ def _best_of_slice_kernel(logits_ptr, seats_ptr, seq_lens_ptr, temperatures_ptr,
     row = tl.program_id(0)
     seat = tl.load(seats_ptr + row)
     temperature = tl.load(temperatures_ptr + seat)
+    sharpness = 1.4426950408889634 / tl.maximum(temperature, 1e-10)
     # A counter-based generator: the draw depends on the request's seed and the token's place in its text alone.
     seed = tl.load(seeds_ptr + seat) + tl.load(seq_lens_ptr + row).to(tl.int64) * 0x9E3779B97F4A7C1
     logits = logits_ptr + row.to(tl.int64) * vocab_size
@@ -223,14 +301,13 @@ def _best_of_slice_kernel(logits_ptr, seats_ptr, seq_lens_ptr, temperatures_ptr,
     index = tl.zeros([COLUMNS], tl.int32)
     for start in range(0, SLICE, 4 * COLUMNS):
         base = tl.program_id(1) * SLICE + start + tl.arange(0, COLUMNS)
-        r0, r1, r2, r3 = tl.rand4x(seed, base)
+        r0, r1, r2, r3 = tl.rand4x(seed, base, n_rounds=7)
         for part in tl.static_range(4):
             r = r0 if part == 0 else r1 if part == 1 else r2 if part == 2 else r3
             token = base + part * COLUMNS
             score = tl.load(logits + token, mask=token < vocab_size, other=float("-inf")).to(tl.float32)
-            if temperature > 0:
-                noise = -tl.log(-tl.log(tl.minimum(tl.maximum(r, 1e-10), 0.99999994)))
-                score = score / temperature + noise
+            if temperature > 0:                            # in base 2, up to a constant: x / T − log(−log u)
+                score = score * sharpness - tl.log2(-tl.log2(tl.minimum(tl.maximum(r, 1e-10), 0.99999994)))
             better = score > best
             best = tl.where(better, score, best)
             index = tl.where(better, token, index)

@@ -23,7 +23,7 @@ from paged.attention import triton_backend
 from paged.fused import prepare, sample
 from paged.kv_cache import PagedKVCache
 from paged.models.decoder import Decoder
-from paged.models.fused_decoder import FusedDecoder
+from paged.models.fused_decoder import NARROW, FusedDecoder
 from paged.request import PENDING, Request, Status
 from paged.runner import ModelRunner
 from paged.sampler import sample as sample_with_filters
@@ -65,16 +65,15 @@ class GraphRunner(ModelRunner):
         max_num_seqs: requests that run at once.
         max_model_len: tokens of a request.
         use_graphs: capture and replay; without, every step is launched kernel by kernel.
-        use_matvec: see FusedDecoder.
-        use_tqdm: show the capture's progress.
+        narrow: see FusedDecoder.
     """
 
     runs_ahead = True
 
     def __init__(self, decoder: Decoder, kv: PagedKVCache, max_num_seqs: int, max_model_len: int,
-                 host_kv: PagedKVCache | None = None, use_graphs: bool = True, use_matvec: bool = True):
+                 host_kv: PagedKVCache | None = None, use_graphs: bool = True, narrow: int = NARROW):
         super().__init__(decoder, kv, "triton", host_kv)
-        self.fused = FusedDecoder(decoder, kv, max_model_len, use_matvec)
+        self.fused = FusedDecoder(decoder, kv, max_model_len, narrow)
         self.max_num_seqs, self.use_graphs = max_num_seqs, use_graphs
         # One seat more than requests: the padding sits there.
         table_width = blocks_needed(max_model_len, kv.block_size) + 1
@@ -209,8 +208,10 @@ class GraphRunner(ModelRunner):
                     blocks += table[num_sent:]
                 self._sent[seat] = (table, len(table))
         if places:
-            update = torch.tensor([places, blocks], device=self.device)
-            self.tables.view(-1)[update[0]] = update[1].int()
+            # From pinned memory the copy does not wait for the step that the GPU is at.
+            update = torch.tensor([places, blocks], pin_memory=self.device.type == "cuda")
+            update = update.to(self.device, non_blocking=True)
+            self.tables.view(-1).index_copy_(0, update[0], update[1].int())
         return new_blocks
 
     # ── graphs ────────────────────────────────────────────────────────────────────────────────────────

@@ -35,13 +35,13 @@ class Speedups:
     Attributes:
         graphs: replay CUDA graphs for decodes and small mixed steps.
         fused: fused kernels, and all that a step needs kept on the GPU (without it nothing below applies).
-        matvec: take a single request through matrix-vector kernels.
+        narrow_products: take few requests through products with norm, activation and residual inside.
         run_ahead: launch a step before the tokens of the one before are read.
     """
 
     graphs: bool = True
     fused: bool = True
-    matvec: bool = True
+    narrow_products: bool = True
     run_ahead: bool = True
 
 
@@ -74,9 +74,9 @@ def make_runner(decoder: Decoder, config: EngineConfig, attention_backend: str =
         host_kv = allocate_cache(decoder, config.num_host_blocks or config.num_blocks, config.block_size, on_host=True)
     if not (kv.data.is_cuda and speedups.fused and attention_backend in ("auto", "triton")):
         return ModelRunner(decoder, kv, attention_backend, host_kv)
-    from paged.graph_runner import GraphRunner
+    from paged.graph_runner import NARROW, GraphRunner
     runner = GraphRunner(decoder, kv, config.max_num_seqs, config.max_model_len, host_kv, speedups.graphs,
-                         speedups.matvec)
+                         NARROW if speedups.narrow_products else 0)
     runner.runs_ahead = speedups.run_ahead
     if speedups.graphs:
         runner.capture(use_tqdm)
@@ -122,7 +122,7 @@ def measure_budget(decoder: Decoder, block_size: int, max_num_seqs: int, max_mod
     config = EngineConfig(num_blocks=num_prompts * blocks_needed(prompt, block_size), block_size=block_size,
                           max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
                           max_model_len=max_model_len, enable_prefix_caching=False)
-    quiet = Speedups(False, speedups.fused, speedups.matvec, False)
+    quiet = Speedups(False, speedups.fused, speedups.narrow_products, False)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     try:

@@ -31,7 +31,7 @@ VOCABULARY = 10_000                                         # token ids that pro
 QWEN3_0_6B = ModelConfig("qwen3", vocab_size=151_936, hidden_size=1024, intermediate_size=3072, num_layers=28,
                          num_heads=16, num_kv_heads=8, head_dim=128, qk_norm=True, rope_theta=1e6,
                          tie_word_embeddings=True, max_position_embeddings=40_960)
-ABLATIONS = {"everything": {}, "no matvec": {"matvec": False}, "in step": {"run_ahead": False},
+ABLATIONS = {"everything": {}, "no narrow products": {"narrow_products": False}, "in step": {"run_ahead": False},
              "no graphs": {"graphs": False}, "plain PyTorch kernels": {"fused": False}}
 
 
@@ -68,11 +68,35 @@ def tokens_per_second(llm: LLM, prompts, params, runs: int = 2) -> list[float]:
     return rates[1:]
 
 
+def steps_of_a_run(llm: LLM, prompts, params) -> list[tuple[int, int, float]]:
+    """Every step of one run: its tokens, its requests, and the milliseconds until the engine was ready for the next."""
+    engine, sizes, steps = llm.engine, [], []
+    launch = engine._launch
+
+    def noting(batch):
+        sizes.append((len(batch.input_ids), len(batch.requests)))
+        return launch(batch)
+
+    engine._launch = noting
+    try:
+        for prompt, param in zip(with_other_first_tokens(prompts, 77), params):
+            engine.add_request(prompt, param)
+        last = time.perf_counter()
+        while engine.has_unfinished():
+            engine.step()
+            now = time.perf_counter()
+            steps.append((*(sizes.pop() if sizes else (0, 0)), 1e3 * (now - last)))
+            last = now
+    finally:
+        engine._launch = launch
+    return steps
+
+
 def at_once(llm: LLM, num_requests: int, num_tokens: int) -> dict:
     """num_requests 16-token prompts at once."""
     prompts = [[(17 * i + j) % VOCABULARY for j in range(16)] for i in range(num_requests)]
     params = SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=num_tokens)
-    rates = tokens_per_second(llm, prompts, params)
+    rates = tokens_per_second(llm, prompts, params, runs=5)
     return {"requests": num_requests, "tokens_per_s": rates, "step_ms": [1e3 * num_requests / rate for rate in rates]}
 
 
@@ -147,7 +171,7 @@ def _kind(name: str) -> str:
     for kind, words in {"attention": ("_decode_kernel", "_combine_kernel", "_prefill_kernel", "flash", "fmha"),
                         "sampling": ("_best_of",), "copies": ("Memcpy", "Memset"),
                         "norm, rotary, store, activation": ("_add_rms_norm", "_rotate_and_store", "_silu_mul"),
-                        "products": ("matvec", "gemm", "gemv", "nvjet", "cutlass", "splitK", "cublas")}.items():
+                        "products": ("_matvec", "_matmul_kernel", "gemm", "gemv", "nvjet", "cutlass", "splitK", "cublas")}.items():
         if any(word in name for word in words):
             return kind
     return "other"
@@ -183,7 +207,7 @@ def main(argv: list[str] | None = None) -> int:
         record.setdefault("start_up_s", []).append(time.perf_counter() - start)
         return llm
 
-    jobs = tqdm(total=7 + (len(ABLATIONS) - 1) * args.ablations, desc="Measuring", dynamic_ncols=True)
+    jobs = tqdm(total=8 + (len(ABLATIONS) - 1) * args.ablations, desc="Measuring", dynamic_ncols=True)
 
     def done(name: str, value, summary: str) -> None:
         record[name] = value
@@ -202,6 +226,8 @@ def main(argv: list[str] | None = None) -> int:
     done("time_to_first_token_ms", result, f"{statistics.median(result):.2f} ms, median")
     rates = tokens_per_second(llm, prompts, params)
     done("workload_tokens_per_s", rates, ", ".join(f"{rate:,.0f} tokens/s" for rate in rates))
+    steps = steps_of_a_run(llm, prompts, params)
+    done("steps", steps, f"{len(steps)} steps, {sum(step[2] for step in steps) / 1e3:.2f} s")
     if on_gpu:
         splits = [step_split(llm, n, context) for n, context in ((1, 128), (32, 256), (128, 700), (256, 700))]
         done("step_split", splits, "\n".join(json.dumps(split) for split in splits))
@@ -215,7 +241,7 @@ def main(argv: list[str] | None = None) -> int:
         for name, switched_off in list(ABLATIONS.items())[1:]:
             llm = engine(args.budget, **switched_off)
             # A slow variant is given less to do; rates are compared, not times.
-            some = slice(0, args.requests if name in ("no matvec", "in step") else args.requests // 4)
+            some = slice(0, args.requests if name in ("no narrow products", "in step") else args.requests // 4)
             entry = {"requests": len(prompts[some]),
                      "tokens_per_s": tokens_per_second(llm, prompts[some], params[some], runs=1),
                      "one_tokens_per_s": at_once(llm, 1, 128)["tokens_per_s"]}
