@@ -52,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     trace.add_argument("--system", help="a system message that all prompts share")
     trace.add_argument("--raw", action="store_true", help="continue the prompts as they are, without a chat template")
     trace.add_argument("--save", metavar="FILE", help="also save the events, as JSON lines")
+    trace.add_argument("--metrics", metavar="FILE", help="also save the figures of steps and requests, as JSON")
     _add_model_options(trace)
     trace.set_defaults(run=_trace)
 
@@ -114,17 +115,21 @@ def _generate(args) -> None:
 
 
 def _trace(args) -> None:
-    from paged.metrics import request_summary
+    from paged.metrics import request_summary, save, step_table, summary_text
     from paged.trace import Trace
     trace = Trace()
     llm, params = _load(args, trace)
     outputs = llm.generate([_prompt(args, text) for text in args.prompts], params)
-    print("\n".join(trace.lines()))
+    print("\n".join(trace.lines()) + "\n\n" + step_table(trace))
     for output in outputs:
         print(f"\n{request_summary(output)}\n{output.outputs[0].text}")
+    print(f"\n{summary_text(trace, outputs)}")
     if args.save:
         trace.save(args.save)
         print(f"\n{len(trace.events)} events saved to {args.save}")
+    if args.metrics:
+        save(args.metrics, trace, outputs)
+        print(f"\nthe figures of {len(outputs)} requests saved to {args.metrics}")
 
 
 def _models(args) -> None:

@@ -14,12 +14,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
+from paged.batch import Batch
 from paged.block_pool import BlockPool
+from paged.metrics import step_figures
 from paged.prefix_cache import PrefixCache
 from paged.radix_cache import RadixCache
 from paged.request import PENDING, CompletionOutput, Request, RequestMetrics, RequestOutput, Status
 from paged.sampling import SamplingParams
-from paged.scheduler import Batch, Scheduler
+from paged.scheduler import Scheduler
 from paged.slots import blocks_needed
 from paged.trace import NO_TRACE, Trace
 
@@ -184,10 +186,14 @@ class Engine:
         with nothing computed: the engine can go on, or the requests be aborted.
         """
         self.trace.step += 1
+        start, preemptions = time.perf_counter(), self.scheduler.num_preemptions
         outputs: dict[str, RequestOutput] = {}
+        figures = None
         try:
             batch = self.scheduler.schedule()
             if batch is not None:
+                if self.trace.limit:
+                    figures = step_figures(self.scheduler, batch, preemptions)
                 self._in_flight.append((batch, self._launch(batch)))
                 self.scheduler.advance(batch)
             ahead = int(batch is not None and self._runs_ahead and not self._num_in_step)
@@ -203,6 +209,8 @@ class Engine:
             raise
         if not self._groups:                               # a step run ahead for requests that have ended
             self._in_flight.clear()
+        if figures is not None:
+            self.trace.emit("STEP", seconds=time.perf_counter() - start, **figures)
         return list(outputs.values())
 
     def _start_over(self) -> None:

@@ -17,39 +17,14 @@ from __future__ import annotations
 
 import time
 from bisect import insort
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 
+from paged.batch import Batch, build_batch, trace_batch
 from paged.block_pool import BlockPool
 from paged.prefix_cache import PrefixCache
 from paged.radix_cache import RadixCache
 from paged.request import PENDING, Request, Status
 from paged.slots import blocks_needed
 from paged.trace import NO_TRACE, Trace
-
-
-@dataclass
-class Batch:
-    """One step's work, as plain lists: the seam between the scheduler and whatever runs the model.
-
-    The tokens of all requests stand one after the other; request i has the rows from query_start_loc[i] to
-    query_start_loc[i + 1]. A runner does swap_out, then block_copies, then swap_in, each a list of pairs
-    read before any is written; then it writes the new K and V and attends. block_tables are the lists of the
-    requests themselves: read them, and only until the next step.
-    """
-
-    request_ids: list[str] = field(default_factory=list)
-    input_ids: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    slot_mapping: list[int] = field(default_factory=list)
-    query_start_loc: list[int] = field(default_factory=lambda: [0])
-    seq_lens: list[int] = field(default_factory=list)             # context after this step
-    block_tables: list[list[int]] = field(default_factory=list)
-    block_copies: list[tuple[int, int]] = field(default_factory=list)     # (source, destination)
-    swap_out: list[tuple[int, int]] = field(default_factory=list)         # (block, host block)
-    swap_in: list[tuple[int, int]] = field(default_factory=list)          # (host block, block)
-    requests: list[Request] = field(default_factory=list)         # for a sampler: their params, seeds, tokens
-    logprobs: list[dict[int, float] | None] | None = None         # filled in by a runner that samples
 
 
 class Scheduler:
@@ -64,6 +39,8 @@ class Scheduler:
 
     Attributes:
         waiting, running: both in arrival order.
+        num_preemptions: of all steps.
+        num_cached_tokens: tokens that the requests admitted in the last step found in the prefix cache.
     """
 
     def __init__(self, pool: BlockPool, block_size: int, prefix_cache: PrefixCache | RadixCache | None = None,
@@ -74,7 +51,7 @@ class Scheduler:
         self.host_pool, self.trace = host_pool, trace
         self.waiting: list[Request] = []
         self.running: list[Request] = []
-        self.num_preemptions = 0
+        self.num_preemptions = self.num_cached_tokens = 0
 
     # ── one step ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -85,6 +62,7 @@ class Scheduler:
         self._copies: dict[Request, tuple[int, int]] = {}          # at most one a request
         self._swap_out: list[tuple[int, int]] = []
         self._swap_in: list[tuple[int, int]] = []
+        self.num_cached_tokens = 0
         preemptions = self.num_preemptions
         self._schedule_running()
         if self.num_preemptions == preemptions:                    # whoever is out stays out for this step
@@ -175,6 +153,7 @@ class Scheduler:
         request.block_table = hits + self.pool.allocate(new)
         request.num_computed_tokens = cached
         request.num_registered_blocks = len(hits)
+        self.num_cached_tokens += cached
         if request.output.metrics.first_scheduled_time is None:
             request.output.metrics.first_scheduled_time = time.perf_counter()
             request.output.num_cached_tokens = cached
@@ -211,30 +190,11 @@ class Scheduler:
         return True
 
     def _build_batch(self) -> Batch:
-        batch = Batch(requests=list(self._scheduled))
-        block_size = self.block_size
-        start = 0
-        for request, num_tokens in self._scheduled.items():
-            computed, table = request.num_computed_tokens, request.block_table
-            if num_tokens == 1:                                    # the common case, without a loop
-                batch.input_ids.append(request.token_ids[computed])
-                batch.positions.append(computed)
-                batch.slot_mapping.append(table[computed // block_size] * block_size + computed % block_size)
-            else:
-                positions = range(computed, computed + num_tokens)
-                batch.input_ids += request.token_ids[computed:computed + num_tokens]
-                batch.positions += positions
-                batch.slot_mapping += [table[p // block_size] * block_size + p % block_size
-                                       for p in positions]
-            start += num_tokens
-            batch.query_start_loc.append(start)
-            batch.seq_lens.append(computed + num_tokens)
-            batch.block_tables.append(table)
-            batch.request_ids.append(request.request_id)
+        batch = build_batch(self._scheduled, self.block_size)
         batch.block_copies = list(self._copies.values())
         batch.swap_out, batch.swap_in = self._swap_out, self._swap_in
         if self.trace.limit:
-            self._trace_batch(batch)
+            trace_batch(batch, self.trace, free=self.pool.num_free(), waiting=len(self.waiting))
         return batch
 
     # ── after the step ────────────────────────────────────────────────────────────────────────────────
@@ -351,27 +311,3 @@ class Scheduler:
             self.trace.emit("STATE_TRANSITION", request=request.request_id, before=request.status.value,
                             after=status.value)
         request.status = status
-
-    def _trace_batch(self, batch: Batch) -> None:
-        starts = batch.query_start_loc
-        decodes = [starts[i + 1] - starts[i] == 1 and batch.seq_lens[i] > request.num_prompt_tokens
-                   for i, request in enumerate(batch.requests)]
-        for phase in ("PREFILL", "DECODE"):
-            rows = [i for i, decode in enumerate(decodes) if decode == (phase == "DECODE")]
-            if not rows:
-                continue
-            tokens = [starts[i + 1] - starts[i] for i in rows]
-            self.trace.emit(f"SCHEDULE_{phase}", requests=[batch.request_ids[i] for i in rows], tokens=tokens,
-                            free=self.pool.num_free(), waiting=len(self.waiting))
-            slots = [slot for i in rows for slot in batch.slot_mapping[starts[i]:starts[i + 1]]]
-            lengths = [batch.seq_lens[i] for i in rows]
-            self.trace.emit(f"PREPARE_{phase}", seq_lens=lengths, num_slots=len(slots),
-                            first_slot=slots[0], last_slot=slots[-1],
-                            cu_seqlens_q=_running_sum(tokens), cu_seqlens_k=_running_sum(lengths))
-
-
-def _running_sum(values: Iterable[int]) -> list[int]:
-    sums = [0]
-    for value in values:
-        sums.append(sums[-1] + value)
-    return sums

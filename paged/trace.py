@@ -5,7 +5,7 @@ as plain numbers, strings and lists. The names:
 
     start-up     MODEL_WEIGHTS_LOADED, KV_BUDGET_ESTIMATE
     blocks       KV_BLOCK_ALLOCATE, KV_BLOCK_REUSE, KV_BLOCK_REACTIVATE, KV_BLOCK_RELEASE, KV_BLOCK_COPY
-    a step       SCHEDULE_PREFILL, SCHEDULE_DECODE, PREPARE_PREFILL, PREPARE_DECODE
+    a step       SCHEDULE_PREFILL, SCHEDULE_DECODE, PREPARE_PREFILL, PREPARE_DECODE, STEP
     a request    STATE_TRANSITION
 """
 
@@ -47,19 +47,25 @@ class Trace:
         """One readable line an event."""
         lines = []
         for event in self.events:
-            fields = "  ".join(f"{key}={value}" for key, value in event.items() if key not in ("step", "event"))
+            fields = "  ".join(f"{key}={value}" for key, value in event.items()
+                               if key not in ("step", "event"))
             lines.append(f"{event['step']:>5}  {event['event']:<20} {fields}".rstrip())
         return lines
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the events as JSON lines; the file appears whole or not at all."""
-        path = Path(path)
-        partial = path.with_name(path.name + ".partial")
-        try:
-            partial.write_text("".join(json.dumps(event) + "\n" for event in self.events), encoding="utf-8")
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        write_whole(path, "".join(json.dumps(event) + "\n" for event in self.events))
+
+
+def write_whole(path: str | os.PathLike, text: str) -> None:
+    """Write a file that appears whole or not at all."""
+    path = Path(path)
+    partial = path.with_name(path.name + ".partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 NO_TRACE = Trace(limit=0)
