@@ -14,7 +14,7 @@ import os
 
 import torch
 
-HEAD_DIMS = range(1, 257)
+MAX_HEAD_DIM, MAX_GROUP = 256, 32
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -24,8 +24,9 @@ def why_not(q: torch.Tensor, k_cache: torch.Tensor) -> str | None:
         return "the triton package is not installed (it comes with PyTorch for CUDA on Linux)"
     if q.dtype not in DTYPES or k_cache.dtype != q.dtype:
         return f"q is {q.dtype} and the cache {k_cache.dtype}; the kernels take one of {DTYPES} for both"
-    if q.shape[-1] not in HEAD_DIMS:
-        return f"head_dim is {q.shape[-1]}; the kernels take up to {HEAD_DIMS[-1]}"
+    if q.shape[2] > MAX_HEAD_DIM or q.shape[1] > MAX_GROUP * k_cache.shape[2]:
+        return (f"head_dim is {q.shape[2]} and {q.shape[1]} heads share {k_cache.shape[2]} KV heads; the kernels "
+                f"take up to {MAX_HEAD_DIM}, and up to {MAX_GROUP} heads a KV head")
     if not k_cache.is_contiguous():
         return f"the cache has strides {k_cache.stride()}: the kernels take one whose rows lie one after the other"
     if not q.is_cuda:

@@ -153,11 +153,13 @@ def _combine_kernel(partial_ptr, out_ptr, seq_lens_ptr, query_start_loc_ptr, num
 
 def launch_shape(dtype: torch.dtype, head_dim: int, num_requests: int) -> tuple[int, int, int, int]:
     """Tokens a tile, warps a program, loads in flight, programs a multiprocessor; measured on an H200."""
-    if dtype == torch.float32 or head_dim > 128:
+    if dtype == torch.float32:
         return 32, 4, 3, 2
-    if num_requests < 8:
-        return 64, 4, 3, 2                                  # fewer, larger programs: a shorter way to the end
-    return 32, 1, 3, 4
+    if head_dim > 128:
+        return (32, 4, 3, 2) if num_requests < 8 else (16, 1, 3, 4)
+    if head_dim <= 64:
+        return 64, 1, 3, 4
+    return (64, 4, 3, 2) if num_requests < 8 else (32, 1, 3, 4)    # one long context: a shorter way to the end
 
 
 def decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_tables: torch.Tensor,
@@ -175,14 +177,14 @@ def decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_
     processors, overlap = device_properties(q.device)
     tile, warps, stages, programs = launch_shape(q.dtype, head_dim, num_requests)
     programs *= processors
-    shape = (num_kv_heads, group, head_dim, triton.next_power_of_2(head_dim),
+    shape = (num_kv_heads, group, head_dim, max(16, triton.next_power_of_2(head_dim)),
              max(64, triton.next_power_of_2(num_requests)), tile, overlap)
     # One float32 result and one log-sum-exp for each of two cut pairs a program.
     partial = torch.empty(2 * programs * group * (head_dim + 1), dtype=torch.float32, device=q.device)
     launch(_decode_kernel, (programs, 1, 1),
-           (q, k_cache, v_cache, out, partial, block_tables, seq_lens, query_start_loc, scale, num_requests,
-            block_tables.stride(0), q.stride(0)),
+           (q, k_cache, v_cache, out, partial, block_tables, seq_lens, query_start_loc),
+           (scale, num_requests, block_tables.stride(0)), (q.stride(0),),
            (*shape, max(16, triton.next_power_of_2(group)), block_size), num_warps=warps, num_stages=stages)
     early = {"launch_pdl": True} if overlap else {}         # may start before the decode kernel has ended
-    launch(_combine_kernel, (num_requests, num_heads, 1),
-           (partial, out, seq_lens, query_start_loc, num_requests, programs), (*shape, 16), num_warps=2, **early)
+    launch(_combine_kernel, (num_requests, num_heads, 1), (partial, out, seq_lens, query_start_loc),
+           (num_requests, programs), (), (*shape, 16), num_warps=2, **early)

@@ -108,7 +108,9 @@ def launch_shape(dtype: torch.dtype, head_dim: int, wide: bool) -> tuple[int, in
         return 32, 16 if head_dim > 128 else 32, dict(num_warps=4, num_stages=2)
     if head_dim > 128:
         return 64, 32, dict(num_warps=4, num_stages=2)
-    return 64, 64, dict(num_warps=4, num_stages=3 if wide else 2)
+    if wide:                            # few registers, so that a multiprocessor holds two programs: one computes
+        return 128, 64, dict(num_warps=8, num_stages=2, maxnreg=128)           # while the other waits
+    return 64, 64, dict(num_warps=4, num_stages=2)
 
 
 def prefill(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_tables: torch.Tensor,
@@ -127,7 +129,7 @@ def prefill(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block
     # One program for each `rows // group` tokens of a request; the GPU knows how many, the CPU an upper bound.
     most = num_tokens // (rows // group) + min(num_requests, num_tokens)
     launch(_prefill_kernel, (most * num_kv_heads, 1, 1),
-           (q, k_cache, v_cache, out, block_tables, seq_lens, query_start_loc, scale, num_requests,
-            block_tables.stride(0), q.stride(0)),
-           (num_kv_heads, group, head_dim, triton.next_power_of_2(head_dim),
+           (q, k_cache, v_cache, out, block_tables, seq_lens, query_start_loc),
+           (scale, num_requests, block_tables.stride(0)), (q.stride(0),),
+           (num_kv_heads, group, head_dim, max(16, triton.next_power_of_2(head_dim)),
             max(64, triton.next_power_of_2(num_requests)), block_size, rows, tile, min_queries), **options)

@@ -48,5 +48,5 @@ def store(k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torc
     columns = min(1024, triton.next_power_of_2(num_kv_heads * head_dim))
     tokens = 1 if num_tokens < 1024 else 4096 // columns
     grid = (triton.cdiv(num_tokens, tokens), triton.cdiv(num_kv_heads * head_dim, columns), 1)
-    launch(_store_kernel, grid, (k, v, k_cache, v_cache, slots, num_tokens, *k.stride(), *v.stride()),
+    launch(_store_kernel, grid, (k, v, k_cache, v_cache, slots), (num_tokens,), (*k.stride(), *v.stride()),
            (num_kv_heads, head_dim, tokens, columns), num_warps=4)

@@ -1,0 +1,103 @@
+"""The flash backend hands each library what it wants, and says in a sentence why one cannot be used.
+
+No GPU and no flash-attn here: modules with the same signatures stand in for the libraries, and compute what the
+library would from exactly the arguments they are given. What this cannot show is that the library does the same.
+"""
+
+import sys
+import types
+
+import pytest
+import torch
+from test_attention_triton import MIXTURE, assert_close, batch
+
+from paged.attention import choose_backend, flash, reference
+
+
+def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, qv=None, rotary_cos=None, rotary_sin=None,
+                            cache_seqlens=None, cache_batch_idx=None, cache_leftpad=None, page_table=None,
+                            cu_seqlens_q=None, cu_seqlens_k_new=None, max_seqlen_q=None, rotary_seqlens=None,
+                            softmax_scale=None, causal=False):
+    assert causal and cu_seqlens_q.dtype == cache_seqlens.dtype == page_table.dtype == torch.int32
+    assert max_seqlen_q >= int(cu_seqlens_q.diff().max())
+    return reference.run(q, k_cache, v_cache, page_table, cache_seqlens, cu_seqlens_q, softmax_scale)
+
+
+def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0,
+                           softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None,
+                           deterministic=False, return_attn_probs=False, block_table=None):
+    assert causal and k.shape[1] % 256 == 0 and cu_seqlens_k.dtype == block_table.dtype == torch.int32
+    assert max_seqlen_q >= int(cu_seqlens_q.diff().max()) and max_seqlen_k >= int(cu_seqlens_k.diff().max())
+    return reference.run(q, k, v, block_table, cu_seqlens_k.diff(), cu_seqlens_q, softmax_scale)
+
+
+def varlen_attn(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux=None, scale=None,
+                window_size=(-1, -1), enable_gqa=False, seqused_k=None, block_table=None, num_splits=None):
+    assert tuple(window_size) == (-1, 0) and enable_gqa and num_splits == 1 and key.shape[1] % 256 == 0
+    assert max_q >= int(cu_seq_q.diff().max()) and max_k >= int(seqused_k.max())
+    return reference.run(query, key, value, block_table, seqused_k, cu_seq_q, scale)
+
+
+STAND_INS = {"flash_attn_interface": flash_attn_with_kvcache, "flash_attn": flash_attn_varlen_func,
+             "torch.nn.attention.varlen": varlen_attn}
+
+
+def install(monkeypatch, *modules):
+    """Make exactly these libraries importable, and a Hopper GPU present, as far as the backend looks."""
+    for name, function in STAND_INS.items():
+        module = types.ModuleType(name)
+        setattr(module, function.__name__, function)
+        monkeypatch.setitem(sys.modules, name, module if name in modules else None)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: True))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+
+
+@pytest.mark.parametrize("module, block_size", [("flash_attn_interface", 3), ("flash_attn", 256),
+                                                ("torch.nn.attention.varlen", 256)])
+def test_every_library_gets_what_it_wants(monkeypatch, module, block_size):
+    q, k, v, *rest = batch(MIXTURE, 4, 2, 16, block_size, dtype=torch.float16)
+    want = reference.run(q, k, v, *rest)
+    ragged = [row[:-(-n // block_size)] for row, n in zip(rest[0].tolist(), rest[1].tolist())]
+    install(monkeypatch, module)
+    assert flash.why_not(q, k) is None and flash.choose_library(q, k).module == module
+    assert choose_backend(q, k, "flash") == ("flash", flash)
+    assert_close(flash.run(q, k, v, *rest), want)
+    assert_close(flash.run(q, k, v, ragged, rest[1].tolist(), rest[2].tolist(), rest[3], max_query_len=66), want)
+
+
+def test_the_first_that_can(monkeypatch):
+    install(monkeypatch, *STAND_INS)
+    q = torch.randn(1, 4, 64, dtype=torch.bfloat16)
+    assert flash.choose_library(q, torch.empty(2, 1, 2, 64, dtype=torch.bfloat16)).name == "FlashAttention-3"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 0))
+    assert flash.choose_library(q, torch.empty(2, 256, 2, 64, dtype=torch.bfloat16)).name == "FlashAttention-2"
+
+
+def test_every_refusal_is_a_sentence(monkeypatch):
+    q, cache = torch.randn(1, 4, 64, dtype=torch.float16), torch.empty(2, 16, 2, 64, dtype=torch.float16)
+    if not torch.cuda.is_available():
+        assert "needs a GPU" in flash.why_not(q, cache)
+    install(monkeypatch)
+    assert flash.why_not(q, cache) == ("FlashAttention-3 is not installed; FlashAttention-2 is not installed; "
+                                       "PyTorch's varlen_attn is not installed")
+    install(monkeypatch, "flash_attn", "torch.nn.attention.varlen")
+    assert "multiple of 256, not 16" in flash.why_not(q, cache)
+    install(monkeypatch, "flash_attn_interface")
+    assert "float32" in flash.why_not(q.float(), cache)
+    assert "multiple of 8 up to 256, not 20" in flash.why_not(q[..., :20], cache[..., :20])
+    with pytest.raises(ValueError, match="cannot run here"):
+        choose_backend(q.float(), cache.float(), "flash")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (7, 5))
+    assert "does not run on compute capability 7.x" in flash.why_not(q, cache)
+
+
+def test_a_broken_or_older_library_is_a_sentence(monkeypatch):
+    q, cache = torch.randn(1, 4, 64, dtype=torch.float16), torch.empty(2, 256, 2, 64, dtype=torch.float16)
+    install(monkeypatch, *STAND_INS)
+    older = types.ModuleType("older")
+    older.varlen_attn = lambda query, key, value, cu_seq_q, cu_seq_k, max_q, max_k: None
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", older)
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", types.ModuleType("flash_attn_interface"))
+    monkeypatch.setitem(sys.modules, "flash_attn", None)
+    assert "varlen_attn here takes no block_table" in flash.why_not(q, cache)
+    assert "FlashAttention-3 cannot be loaded (AttributeError" in flash.why_not(q, cache)

@@ -1,0 +1,169 @@
+"""The Triton attention kernels give what the float32 reference gives, whatever the lengths, shapes and rubbish.
+
+Without a GPU they run in Triton's interpreter on small inputs; the tests marked gpu repeat that at full size and in
+bfloat16. In every case the blocks are dealt in random order, every cache row that no token wrote is NaN, and block
+tables are padded with a block number that does not exist.
+"""
+
+import pytest
+import torch
+
+from paged.attention import choose_backend, paged_attention, reference, triton_backend
+from paged.kv_cache import PagedKVCache
+
+pytest.importorskip("triton")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 5e-3}
+
+# (context, new tokens) of each request
+DECODES = [(5, 1), (130, 1), (1, 1), (64, 1), (33, 1)]
+PREFILLS = [(37, 37), (5, 5), (70, 8), (1, 1)]
+MIXTURE = [(40, 1), (0, 0), (9, 9), (65, 0), (0, 1), (131, 66), (1, 1), (77, 2)]
+
+
+def batch(requests, num_heads, num_kv_heads, head_dim, block_size, dtype=torch.float32, seed=0):
+    """q, caches, block tables, lengths, offsets and scale of a batch, on DEVICE."""
+    generator = torch.Generator().manual_seed(seed)
+    blocks = [-(-context // block_size) for context, _ in requests]
+    num_blocks = sum(blocks) + 2
+    deal = iter(torch.randperm(num_blocks, generator=generator).tolist())
+    tables = torch.full((len(requests), max(blocks) + 1), 2**30, dtype=torch.int32)
+    k, v = torch.full((2, num_blocks * block_size, num_kv_heads, head_dim), float("nan"))
+    for request, (context, _) in enumerate(requests):
+        for index in range(blocks[request]):
+            block = tables[request, index] = next(deal)
+            rows = slice(block * block_size, block * block_size + min(block_size, context - index * block_size))
+            k[rows] = torch.randn(k[rows].shape, generator=generator)
+            v[rows] = torch.randn(v[rows].shape, generator=generator)
+    queries = torch.tensor([new for _, new in requests])
+    q = torch.randn(int(queries.sum()), num_heads, head_dim, generator=generator)
+    starts = torch.nn.functional.pad(queries.cumsum(0), (1, 0)).int()
+    lengths = torch.tensor([context for context, _ in requests], dtype=torch.int32)
+    shape = (num_blocks, block_size, num_kv_heads, head_dim)
+    return (q.to(DEVICE, dtype), k.view(shape).to(DEVICE, dtype), v.view(shape).to(DEVICE, dtype),
+            tables.to(DEVICE), lengths.to(DEVICE), starts.to(DEVICE), head_dim**-0.5)
+
+
+def assert_close(got, want):
+    """Relative error of the whole, by norm; NaN fails."""
+    error = (got.float() - want.float()).norm() / want.float().norm().clamp(min=1e-30)
+    assert error <= TOLERANCE[got.dtype], f"relative error {error:.2e}"
+
+
+def assert_as_reference(requests, *shape, dtype=torch.float32, **options):
+    inputs = batch(requests, *shape, dtype=dtype)
+    want = reference.run(*(x.float() for x in inputs[:3]), *inputs[3:])
+    got = triton_backend.run(*inputs, **options)
+    assert_close(got, want)
+    assert torch.equal(got, triton_backend.run(*inputs, **options)), "two runs differ"
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16, 256])
+@pytest.mark.parametrize("requests", [DECODES, PREFILLS, MIXTURE], ids=["decodes", "prefills", "mixture"])
+def test_any_block_size(requests, block_size):
+    assert_as_reference(requests, 4, 2, 16, block_size)
+
+
+@pytest.mark.parametrize("num_heads, num_kv_heads, head_dim",
+                         [(2, 2, 64), (3, 1, 80), (16, 1, 24), (6, 2, 96), (5, 1, 8), (2, 1, 256)])
+def test_any_heads(num_heads, num_kv_heads, head_dim):
+    assert_as_reference([(19, 1), (40, 5), (34, 1), (3, 3)], num_heads, num_kv_heads, head_dim, 5)
+
+
+def test_float16():
+    assert_as_reference(MIXTURE, 4, 2, 32, 4, dtype=torch.float16)
+
+
+def test_pure_decode_with_the_hint():
+    assert_as_reference(DECODES + [(0, 1)], 4, 2, 16, 4, max_query_len=1)
+
+
+def test_context_cut_into_many_shares():
+    """One long context: every program has a piece of it, and the combine step has several rounds."""
+    assert_as_reference([(1400, 1), (3, 1)], 1, 1, 16, 7)
+
+
+def test_more_requests_than_one_vector():
+    assert_as_reference([(1 + n % 3, 1) for n in range(66)], 1, 1, 16, 2)
+
+
+def test_rows_of_others_are_left_alone():
+    """Each kernel writes the rows of its own requests, all of them, and no other."""
+    from paged.attention.triton_decode import decode
+    from paged.attention.triton_prefill import prefill
+
+    inputs = batch(MIXTURE, 4, 2, 16, 4)
+    one = torch.repeat_interleave(inputs[5].diff() == 1, inputs[5].diff())
+    for kernel, own in ((decode, one), (lambda *a: prefill(*a, min_queries=2), ~one)):
+        out = torch.full_like(inputs[0], float("nan"))
+        kernel(*inputs, out)
+        assert torch.equal(out.isnan().any(-1).any(-1), ~own)
+
+
+def test_through_paged_attention_with_ragged_lists_and_strided_queries():
+    q, k, v, tables, lengths, starts, scale = batch(MIXTURE, 4, 2, 16, 4)
+    kv = PagedKVCache(1, *k.shape, device=DEVICE)
+    kv.k[0].copy_(k), kv.v[0].copy_(v)
+    ragged = [row[:-(-n // 4)] for row, n in zip(tables.tolist(), lengths.tolist())]
+    wide = torch.randn(len(q), 12, 16, device=DEVICE)
+    wide[:, 3:7] = q
+    got = paged_attention(wide[:, 3:7], kv, 0, ragged, lengths.tolist(), starts.tolist(), scale, backend="triton")
+    assert_close(got, reference.run(q, k, v, ragged, lengths, starts, scale))
+    assert len(paged_attention(q[:0], kv, 0, [[]], [0], [0, 0], scale, backend="triton")) == 0
+
+
+def test_refusals_name_the_reason(monkeypatch):
+    q, cache = torch.randn(1, 2, 16), torch.randn(2, 4, 2, 16)
+    assert "float64" in triton_backend.why_not(q.double(), cache.double())
+    assert "512" in triton_backend.why_not(torch.randn(1, 2, 512), torch.randn(2, 4, 2, 512))
+    assert "strides" in triton_backend.why_not(q, torch.randn(2, 2, 4, 16).transpose(1, 2))
+    assert "bfloat16" in triton_backend.why_not(q.bfloat16(), cache.bfloat16())
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert "TRITON_INTERPRET=1" in triton_backend.why_not(q, cache)
+    with pytest.raises(ValueError, match="TRITON_INTERPRET=1"):
+        choose_backend(q, cache, "triton")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "not installed" in triton_backend.why_not(q, cache)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("shape", [(16, 8, 128, 16), (16, 1, 128, 1), (9, 3, 64, 256), (5, 5, 80, 3), (12, 4, 96, 17),
+                                   (4, 2, 256, 128)])
+def test_large(shape, dtype):
+    requests = [(3000, 1), (700, 700), (4097, 513), (0, 1), (1, 1), (2048, 1), (129, 128), (0, 0), (6000, 1)]
+    assert_as_reference(requests, *shape, dtype=dtype)
+    assert_as_reference([(200 + 37 * n, 1) for n in range(80)], *shape, dtype=dtype, max_query_len=1)
+
+
+@pytest.mark.gpu
+def test_pool_beyond_31_bits():
+    """Offsets past 2³¹ elements of K and of V: the last blocks of a pool of 2³¹ + elements each."""
+    block_size, heads, head_dim = 16, 8, 128
+    num_blocks = 2**31 // (block_size * heads * head_dim) + 600
+    kv = PagedKVCache(1, num_blocks, block_size, heads, head_dim, dtype=torch.bfloat16, device="cuda")
+    small = batch([(1000, 1), (900, 300)], 16, heads, head_dim, block_size, dtype=torch.bfloat16)
+    q, k, v, tables, lengths, starts, scale = small
+    shift = num_blocks - len(k)
+    slots = torch.arange(len(k) * block_size, device="cuda") + shift * block_size
+    kv.write(0, slots, k.flatten(0, 1), v.flatten(0, 1))
+    assert torch.equal(kv.k[0][shift:].nan_to_num(), k.nan_to_num())
+    got = triton_backend.run(q, kv.k[0], kv.v[0], tables + shift, lengths, starts, scale)
+    assert_close(got, reference.run(q.float(), k.float(), v.float(), tables, lengths, starts, scale))
+
+
+@pytest.mark.gpu
+def test_one_cuda_graph_for_every_mixture_of_lengths():
+    q, k, v, tables, lengths, starts, scale = batch([(3000, 1)] * 8, 16, 8, 128, 16, dtype=torch.bfloat16)
+    graph = torch.cuda.CUDAGraph()
+    triton_backend.run(q, k, v, tables, lengths, starts, scale, max_query_len=1)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        out = triton_backend.run(q, k, v, tables, lengths, starts, scale, max_query_len=1)
+    for seed in range(5):
+        torch.manual_seed(seed)
+        lengths.copy_(torch.randint(0, 3001, (8,)))
+        q.normal_()
+        out.fill_(float("nan"))
+        graph.replay()
+        assert_close(out, reference.run(q.float(), k.float(), v.float(), tables, lengths, starts, scale))
