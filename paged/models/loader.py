@@ -101,7 +101,7 @@ def _fill(decoder: Decoder, readers: Readers, source: Path) -> int:
         raise ValueError(f"The checkpoint {source} holds {len(unused)} tensors too many for a "
                          f"{decoder.config.architecture} model ({_some(unused)}): its config belongs to "
                          "another model.")
-    for name, place in tqdm(places.items(), desc="Loading weights", unit="tensor", delay=5, leave=False):
+    for name, place in tqdm(places.items(), desc="Loading weights", unit="tensor", delay=10, leave=False):
         tensor = readers[name]()
         if tensor.shape != place.shape:
             raise ValueError(f"{name} in {source} has shape {list(tensor.shape)}, and the config asks for "
