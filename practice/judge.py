@@ -253,7 +253,7 @@ class Judge:
         if passed != 0:
             raise Refused("a kernel must be right before it is timed")
         grade = subprocess.run([sys.executable, str(HERE / "perf.py"), exercise.name, str(path.resolve())],
-                               capture_output=True, text=True, encoding="utf-8")
+                               capture_output=True, text=True, encoding="utf-8", timeout=900)
         if grade.returncode != 0:
             raise Refused((grade.stderr.strip().splitlines() or ["the measurement failed"])[-1])
         data = json.loads(grade.stdout.splitlines()[-1])

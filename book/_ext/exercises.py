@@ -1,8 +1,8 @@
 """The pages of the exercises: `{practice} NAME` and `{practice-progress}`.
 
-An exercise stands once, in practice/exercises. Its page is a stub that names it, and everything else is read from
-there when the book is built: statement, editor, hints, solution. Plain-Python exercises run in the page, in
-Pyodide, through the very runner of the terminal.
+An exercise stands once, in practice/exercises. Its page is a stub that names it, and everything else is read
+from there when the book is built: statement, editor, hints, solution. Plain-Python exercises run in the
+page, in Pyodide, through the very runner of the terminal.
 
 Pyodide is copied into the site when npm is at hand. Otherwise pages take it from a CDN, pinned by version and
 hash. Either way it is loaded when a reader presses Run, and not before.
@@ -159,8 +159,8 @@ class Practice(SphinxDirective):
         text = json.dumps(data).replace("</", "<\\/")
         return [html(f'<div class="practice" data-exercise="{exercise.name}">'
                      f'<script type="application/json">{text}</script>'
-                     f'<noscript>Running code needs JavaScript. In a terminal: <code>python practice/judge.py '
-                     f'start {exercise.name}</code></noscript></div>')]
+                     f'<noscript>Running code needs JavaScript. In a terminal: '
+                     f'<code>python practice/judge.py start {exercise.name}</code></noscript></div>')]
 
     def terminal(self, exercise):
         needs = {"torch": "PyTorch", "triton": "PyTorch and Triton (without a GPU, Triton's interpreter)"}
