@@ -42,8 +42,9 @@ def _decode_kernel(q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, block_tables_ptr, 
                    scale, num_requests, table_stride, q_stride, NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
                    HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, PADDED_REQUESTS: tl.constexpr,
                    TILE: tl.constexpr, OVERLAP: tl.constexpr, PADDED_GROUP: tl.constexpr, BLOCK_SIZE: tl.constexpr):
-    if OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()               # the combine kernel may already get ready
+    if OVERLAP:                                             # programmatic dependent launch
+        tl.extra.cuda.gdc_wait()                            # up to here the kernel before may still be at work
+        tl.extra.cuda.gdc_launch_dependents()               # from here on the combine kernel may get ready
     tiles = _count_tiles(seq_lens_ptr, query_start_loc_ptr, num_requests, TILE, PADDED_REQUESTS)
     ends = tl.cumsum(tiles, 0) * NUM_KV_HEADS               # where each request ends on the line of tiles
     total = tl.sum(tiles, 0) * NUM_KV_HEADS
@@ -179,12 +180,12 @@ def decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_
     programs *= processors
     shape = (num_kv_heads, group, head_dim, max(16, triton.next_power_of_2(head_dim)),
              max(64, triton.next_power_of_2(num_requests)), tile, overlap)
+    early = {"launch_pdl": True} if overlap else {}         # may start before the kernel before has ended
     # One float32 result and one log-sum-exp for each of two cut pairs a program.
     partial = torch.empty(2 * programs * group * (head_dim + 1), dtype=torch.float32, device=q.device)
     launch(_decode_kernel, (programs, 1, 1),
            (q, k_cache, v_cache, out, partial, block_tables, seq_lens, query_start_loc),
            (scale, num_requests, block_tables.stride(0)), (q.stride(0),),
-           (*shape, max(16, triton.next_power_of_2(group)), block_size), num_warps=warps, num_stages=stages)
-    early = {"launch_pdl": True} if overlap else {}         # may start before the decode kernel has ended
+           (*shape, max(16, triton.next_power_of_2(group)), block_size), num_warps=warps, num_stages=stages, **early)
     launch(_combine_kernel, (num_requests, num_heads, 1), (partial, out, seq_lens, query_start_loc),
            (num_requests, programs), (), (*shape, 16), num_warps=2, **early)
