@@ -172,89 +172,50 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return out
 
 
-@triton.jit
-def _matvec_kernel(x_ptr, weight_ptr, norm_ptr, residual_ptr, out_ptr, eps, NUM_OUTPUTS: tl.constexpr,
-                   WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, NORM: tl.constexpr,
-                   RESIDUAL: tl.constexpr, SILU: tl.constexpr, EARLY: tl.constexpr):
-    # A program owns ROWS outputs and reads their rows of the weight once. With SILU it also owns the rows of
-    # `up` that belong to its rows of `gate`, NUM_OUTPUTS further down.
-    output = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, COLUMNS)
-    real = (output < NUM_OUTPUTS)[:, None]
-    at = weight_ptr + output.to(tl.int64)[:, None] * WIDTH
-    weight = tl.load(at + column[None, :], mask=real & (column < WIDTH)[None, :], other=0.0)
-    _start_early(EARLY)                                    # the first piece of the weight is on its way by now
-    acc = tl.zeros([ROWS, COLUMNS], tl.float32)
-    acc_up = tl.zeros([ROWS, COLUMNS], tl.float32)
-    squares = tl.zeros([COLUMNS], tl.float32)
-    for start in tl.static_range(0, WIDTH, COLUMNS):
-        k = start + column
-        inside = k < WIDTH
-        if start > 0:
-            weight = tl.load(at + k[None, :], mask=real & inside[None, :], other=0.0)
-        x = tl.load(x_ptr + k, mask=inside, other=0.0).to(tl.float32)
-        if NORM:
-            squares += x * x                               # the scale of the norm is one factor for all of x
-            x *= tl.load(norm_ptr + k, mask=inside, other=0.0).to(tl.float32)
-        acc += weight.to(tl.float32) * x[None, :]
-        if SILU:
-            up = tl.load(at + NUM_OUTPUTS * WIDTH + k[None, :], mask=real & inside[None, :], other=0.0)
-            acc_up += up.to(tl.float32) * x[None, :]
-    out = tl.sum(acc, 1)
-    scale = 1.0
-    if NORM:
-        scale = tl.rsqrt(tl.sum(squares, 0) / WIDTH + eps)
-    out *= scale
-    if SILU:
-        out = out / (1 + tl.exp(-out)) * (tl.sum(acc_up, 1) * scale)
-    if RESIDUAL:
-        out += tl.load(residual_ptr + output, mask=output < NUM_OUTPUTS, other=0.0).to(tl.float32)
-    tl.store(out_ptr + output, out.to(out_ptr.dtype.element_ty), mask=output < NUM_OUTPUTS)
-
-
 @triton.jit(do_not_specialize=["num_tokens"])
-def _matmul_kernel(x_ptr, weight_ptr, norm_ptr, residual_ptr, out_ptr, eps, num_tokens, NUM_OUTPUTS: tl.constexpr,
-                   WIDTH: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-                   NORM: tl.constexpr, RESIDUAL: tl.constexpr, SILU: tl.constexpr, EARLY: tl.constexpr):
-    # The same for a few tokens, on the tensor cores: x [TOKENS, COLUMNS] times weight [ROWS, COLUMNS] transposed.
+def _narrow_product_kernel(x_ptr, weight_ptr, norm_ptr, residual_ptr, out_ptr, eps, num_tokens,
+                           NUM_OUTPUTS: tl.constexpr, WIDTH: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
+                           COLUMNS: tl.constexpr, NORM: tl.constexpr, RESIDUAL: tl.constexpr, SILU: tl.constexpr,
+                           EARLY: tl.constexpr):
+    # A program owns ROWS outputs and reads their rows of the weight once, for all tokens. With SILU it also owns
+    # the rows of `up` that belong to its rows of `gate`, NUM_OUTPUTS further down. Axes: [ROWS, TOKENS, COLUMNS].
     output = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     token = tl.arange(0, TOKENS)
     column = tl.arange(0, COLUMNS)
-    real, valid = (output < NUM_OUTPUTS)[:, None], (token < num_tokens)[:, None]
+    real, valid = output < NUM_OUTPUTS, token < num_tokens
     at = weight_ptr + output.to(tl.int64)[:, None] * WIDTH
-    weight = tl.load(at + column[None, :], mask=real & (column < WIDTH)[None, :], other=0.0)
-    if SILU:
-        up = tl.load(at + NUM_OUTPUTS * WIDTH + column[None, :], mask=real & (column < WIDTH)[None, :], other=0.0)
-    _start_early(EARLY)
-    acc = tl.zeros([TOKENS, ROWS], tl.float32)
-    acc_up = tl.zeros([TOKENS, ROWS], tl.float32)
-    squares = tl.zeros([TOKENS], tl.float32)
+    weight = tl.load(at + column[None, :], mask=real[:, None] & (column < WIDTH)[None, :], other=0.0)
+    _start_early(EARLY)                                    # the first piece of the weight is on its way by now
+    acc = tl.zeros([ROWS, TOKENS, COLUMNS], tl.float32)
+    acc_up = tl.zeros([ROWS, TOKENS, COLUMNS], tl.float32)
+    squares = tl.zeros([TOKENS, COLUMNS], tl.float32)
     for start in tl.static_range(0, WIDTH, COLUMNS):
         k = start + column
         inside = (k < WIDTH)[None, :]
         if start > 0:
-            weight = tl.load(at + k[None, :], mask=real & inside, other=0.0)
-            if SILU:
-                up = tl.load(at + NUM_OUTPUTS * WIDTH + k[None, :], mask=real & inside, other=0.0)
-        x = tl.load(x_ptr + token[:, None] * WIDTH + k[None, :], mask=valid & inside, other=0.0)
+            weight = tl.load(at + k[None, :], mask=real[:, None] & inside, other=0.0)
+        x = tl.load(x_ptr + token[:, None] * WIDTH + k[None, :], mask=valid[:, None] & inside, other=0.0).to(tl.float32)
         if NORM:
-            wide = x.to(tl.float32)
-            squares += tl.sum(wide * wide, 1)
-            x = (wide * tl.load(norm_ptr + k, mask=k < WIDTH, other=0.0).to(tl.float32)[None, :]).to(x.dtype)
-        acc = tl.dot(x, weight.T, acc, input_precision="ieee")
+            squares += x * x                               # the scale of the norm is one factor for all of x
+            x *= tl.load(norm_ptr + k, mask=k < WIDTH, other=0.0).to(tl.float32)[None, :]
+        acc += weight.to(tl.float32)[:, None, :] * x[None, :, :]
         if SILU:
-            acc_up = tl.dot(x, up.T, acc_up, input_precision="ieee")
+            up = tl.load(at + NUM_OUTPUTS * WIDTH + k[None, :], mask=real[:, None] & inside, other=0.0)
+            acc_up += up.to(tl.float32)[:, None, :] * x[None, :, :]
+    out = tl.sum(acc, 2)
     if NORM:
-        scale = tl.rsqrt(squares / WIDTH + eps)[:, None]
-        acc *= scale
-        acc_up *= scale
+        scale = tl.rsqrt(tl.sum(squares, 1) / WIDTH + eps)[None, :]
+        out *= scale
     if SILU:
-        acc = acc / (1 + tl.exp(-acc)) * acc_up
-    place = token[:, None] * NUM_OUTPUTS + output[None, :]
-    inside = valid & (output < NUM_OUTPUTS)[None, :]
+        up_out = tl.sum(acc_up, 2)
+        if NORM:
+            up_out *= scale
+        out = out / (1 + tl.exp(-out)) * up_out
+    place = token[None, :] * NUM_OUTPUTS + output[:, None]
+    inside_out = valid[None, :] & real[:, None]
     if RESIDUAL:
-        acc += tl.load(residual_ptr + place, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_ptr + place, acc.to(out_ptr.dtype.element_ty), mask=inside)
+        out += tl.load(residual_ptr + place, mask=inside_out, other=0.0).to(tl.float32)
+    tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=inside_out)
 
 
 def narrow_product(x: torch.Tensor, weight: torch.Tensor, norm: torch.Tensor | None = None, eps: float = 0.0,
@@ -272,18 +233,12 @@ def narrow_product(x: torch.Tensor, weight: torch.Tensor, norm: torch.Tensor | N
     num_tokens, width = x.shape
     num_outputs = len(weight) // 2 if silu else len(weight)
     out = torch.empty(num_tokens, num_outputs, dtype=x.dtype, device=x.device)
-    arguments = (x, weight, x if norm is None else norm, x if residual is None else residual, out, eps)
-    flags = dict(NUM_OUTPUTS=num_outputs, WIDTH=width, NORM=norm is not None, RESIDUAL=residual is not None,
-                 SILU=silu, **_launch(starts_early(x.device)))
-    if num_tokens == 1:
-        rows = 4 if num_outputs <= 1024 else 8
-        _matvec_kernel[triton.cdiv(num_outputs, rows),](
-            *arguments, ROWS=rows, COLUMNS=min(1024, triton.next_power_of_2(width)), num_warps=4, **flags)
-    else:
-        tokens, rows = max(16, triton.next_power_of_2(num_tokens)), 16
-        columns = min(max(16, triton.next_power_of_2(width)), 16384 // tokens)
-        _matmul_kernel[triton.cdiv(num_outputs, rows),](
-            *arguments, num_tokens, TOKENS=tokens, ROWS=rows, COLUMNS=columns, num_warps=4, **flags)
+    tokens, rows = triton.next_power_of_2(num_tokens), 4 if num_outputs <= 1024 else 8
+    _narrow_product_kernel[triton.cdiv(num_outputs, rows),](
+        x, weight, x if norm is None else norm, x if residual is None else residual, out, eps, num_tokens,
+        NUM_OUTPUTS=num_outputs, WIDTH=width, TOKENS=tokens, ROWS=rows,
+        COLUMNS=max(16, min(1024, triton.next_power_of_2(width)) // tokens), NORM=norm is not None,
+        RESIDUAL=residual is not None, SILU=silu, num_warps=4, **_launch(starts_early(x.device)))
     return out
 
 

@@ -6,7 +6,7 @@ the GPU. A step sends one small array of integers, and the rest happens there:
     CPU    ids or −1, positions, seats, lengths, new blocks ──► one copy
     GPU    prepare ► layers ► logits ► sample ► tokens[seat] ──► one copy back, read a step later
 
-The same function runs a step of any size. For sizes up to `max_graph_tokens` it is captured once and replayed,
+The same function runs a step of any size. For sizes up to the largest of MIXED_SIZES it is captured once and replayed,
 padded up to the next captured size: padding has position −1, slot −1 and an empty context, and touches nothing.
 A decode step has one token a request; a mixed step (chunks beside decodes) has its own sizes.
 """
@@ -30,7 +30,7 @@ from paged.sampler import sample as sample_with_filters
 from paged.scheduler import Batch
 from paged.slots import blocks_needed
 
-MIXED_SIZES = (16, 64, 128, 256, 512, 1024)                 # tokens of captured steps that hold chunks
+MIXED_SIZES = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)      # tokens of captured steps that hold chunks
 
 
 class StepInputs:
@@ -64,6 +64,7 @@ class GraphRunner(ModelRunner):
         decoder, kv, host_kv: as for ModelRunner.
         max_num_seqs: requests that run at once.
         max_model_len: tokens of a request.
+        max_num_batched_tokens: tokens of a step.
         use_graphs: capture and replay; without, every step is launched kernel by kernel.
         narrow: see FusedDecoder.
     """
@@ -71,7 +72,7 @@ class GraphRunner(ModelRunner):
     runs_ahead = True
 
     def __init__(self, decoder: Decoder, kv: PagedKVCache, max_num_seqs: int, max_model_len: int,
-                 host_kv: PagedKVCache | None = None, use_graphs: bool = True, narrow: int = NARROW):
+                 max_num_batched_tokens: int, host_kv: PagedKVCache | None = None, use_graphs: bool = True, narrow: int = NARROW):
         super().__init__(decoder, kv, "triton", host_kv)
         self.fused = FusedDecoder(decoder, kv, max_model_len, narrow)
         self.max_num_seqs, self.use_graphs = max_num_seqs, use_graphs
@@ -86,6 +87,7 @@ class GraphRunner(ModelRunner):
         self._sent: dict[int, tuple[list[int], int]] = {}    # seat -> its block table, and blocks sent of it
         self._steps: dict[tuple[int, int], tuple] = {}       # (tokens, rows) -> (inputs, outputs, graph)
         step = 8 if max_num_seqs >= 8 else 1
+        self.mixed_sizes = [size for size in MIXED_SIZES if size <= max(16, max_num_batched_tokens)]
         self.decode_sizes = sorted({1, 2, 4} & set(range(max_num_seqs + 1))
                                    | set(range(step, max_num_seqs + 1, step)) | {max_num_seqs})
 
@@ -222,8 +224,8 @@ class GraphRunner(ModelRunner):
             if decode:
                 size = next(size for size in self.decode_sizes if size >= num_rows)
                 return self._steps[size, size]
-            size = next((size for size in MIXED_SIZES if size >= num_tokens), None)
-            if size is not None and (size, self._mixed_rows(size)) in self._steps and num_rows <= size:
+            size = next((size for size in self.mixed_sizes if size >= num_tokens), None)
+            if size is not None:
                 return self._steps[size, self._mixed_rows(size)]
         return StepInputs(num_tokens, num_rows, self.device), None, None
 
@@ -234,7 +236,7 @@ class GraphRunner(ModelRunner):
     def capture(self, use_tqdm: bool = True, only_largest: bool = False) -> float:
         """Capture every size, the largest first, or only the largest; returns the seconds it took."""
         start = time.perf_counter()
-        sizes = [(size, self._mixed_rows(size)) for size in MIXED_SIZES if size <= 4 * self.max_num_seqs or size <= 64]
+        sizes = [(size, self._mixed_rows(size)) for size in self.mixed_sizes]
         sizes += [(size, size) for size in self.decode_sizes]
         if only_largest:
             sizes = [max(sizes), (self.max_num_seqs, self.max_num_seqs)]

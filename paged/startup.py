@@ -75,8 +75,8 @@ def make_runner(decoder: Decoder, config: EngineConfig, attention_backend: str =
     if not (kv.data.is_cuda and speedups.fused and attention_backend in ("auto", "triton")):
         return ModelRunner(decoder, kv, attention_backend, host_kv)
     from paged.graph_runner import NARROW, GraphRunner
-    runner = GraphRunner(decoder, kv, config.max_num_seqs, config.max_model_len, host_kv, speedups.graphs,
-                         NARROW if speedups.narrow_products else 0)
+    runner = GraphRunner(decoder, kv, config.max_num_seqs, config.max_model_len, config.max_num_batched_tokens,
+                         host_kv, speedups.graphs, NARROW if speedups.narrow_products else 0)
     runner.runs_ahead = speedups.run_ahead
     if speedups.graphs:
         runner.capture(use_tqdm)

@@ -38,7 +38,7 @@ def test_silu_mul():
     torch.testing.assert_close(silu_mul(gate_up), F.silu(gate_up[:, :92]) * gate_up[:, 92:])
 
 
-@pytest.mark.parametrize("num_tokens, width, outputs", [(1, 44, 9), (1, 1030, 30), (2, 44, 9), (9, 1030, 20)])
+@pytest.mark.parametrize("num_tokens, width, outputs", [(1, 44, 9), (1, 1030, 30), (2, 44, 9), (7, 1030, 20)])
 def test_narrow_product(num_tokens, width, outputs):
     x, residual = (torch.randn(num_tokens, n, device=DEVICE) for n in (width, outputs))
     weight, norm = torch.randn(outputs, width, device=DEVICE), torch.randn(width, device=DEVICE)

@@ -32,7 +32,7 @@ def engine_with(runner_class, decoder, num_blocks=24, block_size=4, max_num_seqs
                           max_num_batched_tokens=budget, max_model_len=64, **kwargs.pop("config", {}))
     host_kv = PagedKVCache(*kv.data.shape[1:]) if config.preemption == "swap" else None
     if runner_class is GraphRunner:
-        runner = GraphRunner(decoder, kv, max_num_seqs, 64, host_kv, **kwargs)
+        runner = GraphRunner(decoder, kv, max_num_seqs, 64, budget, host_kv, **kwargs)
         if runner.use_graphs:
             runner.capture(use_tqdm=False)
     else:
