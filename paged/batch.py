@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from paged.request import Request
 from paged.trace import Trace
@@ -39,25 +40,23 @@ class Batch:
 
 def build_batch(scheduled: Mapping[Request, int], block_size: int) -> Batch:
     """The batch in which each request computes so many of its next tokens."""
-    batch = Batch(requests=list(scheduled))
-    start = 0
+    requests = list(scheduled)
+    input_ids, positions, slot_mapping, seq_lens = [], [], [], []
     for request, num_tokens in scheduled.items():
         computed, table = request.num_computed_tokens, request.block_table
         if num_tokens == 1:                                        # the common case, without a loop
-            batch.input_ids.append(request.token_ids[computed])
-            batch.positions.append(computed)
-            batch.slot_mapping.append(table[computed // block_size] * block_size + computed % block_size)
+            input_ids.append(request.token_ids[computed])
+            positions.append(computed)
+            slot_mapping.append(table[computed // block_size] * block_size + computed % block_size)
         else:
-            positions = range(computed, computed + num_tokens)
-            batch.input_ids += request.token_ids[computed:computed + num_tokens]
-            batch.positions += positions
-            batch.slot_mapping += [table[p // block_size] * block_size + p % block_size for p in positions]
-        start += num_tokens
-        batch.query_start_loc.append(start)
-        batch.seq_lens.append(computed + num_tokens)
-        batch.block_tables.append(table)
-        batch.request_ids.append(request.request_id)
-    return batch
+            new = range(computed, computed + num_tokens)
+            input_ids += request.token_ids[computed:computed + num_tokens]
+            positions += new
+            slot_mapping += [table[p // block_size] * block_size + p % block_size for p in new]
+        seq_lens.append(computed + num_tokens)
+    return Batch([request.request_id for request in requests], input_ids, positions, slot_mapping,
+                 [0, *accumulate(scheduled.values())], seq_lens,
+                 [request.block_table for request in requests], requests=requests)
 
 
 def trace_batch(batch: Batch, trace: Trace, free: int, waiting: int) -> None:
@@ -73,11 +72,5 @@ def trace_batch(batch: Batch, trace: Trace, free: int, waiting: int) -> None:
         slots = [slot for i in rows for slot in batch.slot_mapping[starts[i]:starts[i + 1]]]
         lengths = [batch.seq_lens[i] for i in rows]
         trace.emit(f"PREPARE_{phase}", seq_lens=lengths, num_slots=len(slots), first_slot=slots[0],
-                   last_slot=slots[-1], cu_seqlens_q=_running_sum(tokens), cu_seqlens_k=_running_sum(lengths))
-
-
-def _running_sum(values: Iterable[int]) -> list[int]:
-    sums = [0]
-    for value in values:
-        sums.append(sums[-1] + value)
-    return sums
+                   last_slot=slots[-1], cu_seqlens_q=[0, *accumulate(tokens)],
+                   cu_seqlens_k=[0, *accumulate(lengths)])

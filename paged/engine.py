@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, repeat
 
 from paged.batch import Batch
 from paged.block_pool import BlockPool
@@ -235,14 +235,15 @@ class Engine:
     def _update(self, batch: Batch, tokens: Sequence[int], outputs: dict[str, RequestOutput]) -> None:
         """Enter what a step computed: full blocks, tokens, forks, ends."""
         now = time.perf_counter()
-        for row, request in enumerate(batch.requests):
-            if request.status is Status.FINISHED:          # ended after this step was launched
+        block_size, running, finished = self.config.block_size, Status.RUNNING, Status.FINISHED
+        for request, computed, token, logprobs in zip(batch.requests, batch.seq_lens, tokens,
+                                                      batch.logprobs or repeat(None)):
+            status, output, token_ids = request.status, request.output, request.token_ids
+            if status is finished:                         # ended after this step was launched
                 continue
-            outputs[request.output.request_id] = request.output
-            computed, token_ids = batch.seq_lens[row], request.token_ids
-            if request.status is Status.RUNNING:           # else preempted since, and its blocks are gone
-                self.scheduler.register_computed(request, computed)
-            token = tokens[row]
+            outputs[output.request_id] = output
+            if computed // block_size > request.num_registered_blocks and status is running:
+                self.scheduler.register_computed(request, computed)    # not if preempted since: no blocks
             if computed == len(token_ids):
                 token_ids.append(token)
             elif token_ids[computed] == PENDING:
@@ -251,14 +252,13 @@ class Engine:
                 continue                                   # in the middle of its prompt: no token yet
             if request.num_seats > 1:
                 self._fork_completions(request)
-            completion, metrics = request.completion, request.output.metrics
+            completion, metrics = request.completion, output.metrics
             completion.token_ids.append(token)
             metrics.num_output_tokens += 1
-            metrics.longest_output = max(metrics.longest_output, len(completion.token_ids))
             if metrics.first_token_time is None:
                 metrics.first_token_time = now
-            if batch.logprobs is not None and completion.logprobs is not None:
-                completion.logprobs.append(batch.logprobs[row])
+            if completion.logprobs is not None and logprobs is not None:
+                completion.logprobs.append(logprobs)
             if request.detokenizer is not None:
                 completion.new_text = self._new_text(request, token)
                 completion.text += completion.new_text
@@ -294,9 +294,11 @@ class Engine:
     def _finish(self, request: Request, reason: str) -> None:
         group = self._groups[request.output.request_id]
         request.completion.finish_reason = reason
+        metrics = request.output.metrics
+        metrics.longest_output = max(metrics.longest_output, len(request.completion.token_ids))
         if len(group) == 1:
             request.output.finished = True
-            request.output.metrics.finish_time = time.perf_counter()
+            metrics.finish_time = time.perf_counter()
         group.remove(request)
         if request.block_table or request in self.scheduler.waiting:
             self.scheduler.finish(request)

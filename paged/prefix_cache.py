@@ -131,6 +131,11 @@ class PrefixCache:
             prefix = found
         return blocks, prefix
 
+    def continues(self, prefix: Prefix, tokens: Sequence[int]) -> bool:
+        """Whether a block that holds these tokens after the prefix is cached."""
+        found = self._find(prefix, tuple(tokens), self.hash_function(prefix.hash, tokens))
+        return found is not None and bool(found.blocks)
+
     def register(self, prefix: Prefix, tokens: Sequence[int], block: int) -> Prefix:
         """Say that `block` now holds the K and V of `tokens` after `prefix`; returns the longer prefix.
 

@@ -106,6 +106,16 @@ class RadixCache:
                 break
         return blocks, place
 
+    def continues(self, prefix: Place, tokens: Sequence[int]) -> bool:
+        """Whether a block that holds these tokens after the prefix is cached."""
+        node, tokens = prefix.node, tuple(tokens)
+        index = prefix.depth - node.start
+        if index < len(node.blocks):
+            here = tuple(node.tokens[index * self.block_size:(index + 1) * self.block_size])
+            return here == tokens and bool(node.blocks[index])
+        child = node.children.get(tokens)
+        return child is not None and bool(child.blocks[0])
+
     def register(self, prefix: Place, tokens: Sequence[int], block: int) -> Place:
         """Say that `block` now holds the K and V of `tokens` after `prefix`; returns the longer prefix."""
         check_computed(self.pool, self.block_size, tokens, block)

@@ -52,6 +52,7 @@ class Scheduler:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.num_preemptions = self.num_cached_tokens = 0
+        self._blocked: tuple[Request | None, int, int] = (None, 0, 0)      # with its hits and the free blocks
 
     # ── one step ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -74,9 +75,9 @@ class Scheduler:
 
     def _schedule_running(self) -> None:
         chunks = []
-        block_size, scheduled = self.block_size, self._scheduled
+        block_size, scheduled, running = self.block_size, self._scheduled, Status.RUNNING
         for request in tuple(self.running):
-            if request.status is not Status.RUNNING:               # preempted a moment ago by an older one
+            if request.status is not running:                      # preempted a moment ago by an older one
                 continue
             computed = request.num_computed_tokens
             remaining = len(request.token_ids) - computed
@@ -132,9 +133,12 @@ class Scheduler:
         seats = self.max_num_seqs - sum(request.num_seats for request in self.running)
         while self.waiting and self._budget and self.waiting[0].num_seats <= seats:
             request = self.waiting[0]
+            if self._still_blocked(request):
+                break
             if not (self._swap_back(request) if request.status is Status.SWAPPED else self._admit(request)):
                 break
             self.waiting.pop(0)
+            self._blocked = (None, 0, 0)
             insort(self.running, request, key=lambda r: r.order)
             seats -= request.num_seats
             self._transition(request, Status.RUNNING)
@@ -148,6 +152,7 @@ class Scheduler:
         num_tokens = min(len(request.token_ids) - cached, self._budget)
         new = blocks_needed(cached + num_tokens, self.block_size) - len(hits)
         if new > self._free_beside(hits):
+            self._blocked = request, len(hits), self.pool.num_free()
             return False
         self.pool.share(hits)
         request.block_table = hits + self.pool.allocate(new)
@@ -161,6 +166,19 @@ class Scheduler:
         self._budget -= num_tokens
         self._register_ahead(request)
         return True
+
+    def _still_blocked(self, request: Request) -> bool:
+        """Whether nothing has changed since this request found too few blocks.
+
+        Saves a long prompt that waits from being matched in every step: it needs more free blocks than there
+        were, or one more cached block.
+        """
+        blocked, num_hits, num_free = self._blocked
+        if blocked is not request or self.pool.num_free() > num_free:
+            return False
+        start = num_hits * self.block_size
+        return self.prefix_cache is None or not self.prefix_cache.continues(
+            request.prefix, request.token_ids[start:start + self.block_size])
 
     def _free_beside(self, hits: list[int]) -> int:
         """Free blocks to hand out beside the hits: one that nobody holds is in the free queue itself."""
@@ -256,6 +274,7 @@ class Scheduler:
                 self._transition(request, Status.WAITING)
         self.waiting = sorted(self.running + self.waiting, key=lambda r: r.order)
         self.running = []
+        self._blocked = (None, 0, 0)
         if self.prefix_cache is not None:                          # blocks registered ahead were not written
             self.prefix_cache.clear()
 

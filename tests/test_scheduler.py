@@ -5,6 +5,8 @@ The smallest inputs that broke public engines stand here by class: budget, chunk
 are themselves the free blocks, preemption at block boundaries.
 """
 
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -255,3 +257,48 @@ def test_the_prompt_of_many_completions_is_computed_once():
     run(engine)
     # The prompt, its last token again for the three that fork, and two more tokens of each completion.
     assert engine.runner.num_computed_tokens == 11 + 3 + 4 * 2
+
+
+# ── cost ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("prefix_cache", ["hash", "radix"])
+def test_a_prompt_that_waits_is_matched_again_only_when_something_changed(prefix_cache):
+    engine = make_engine(num_blocks=12, block_size=2, max_num_batched_tokens=40, prefix_cache=prefix_cache)
+    cache, matched = engine.prefix_cache, []
+    match = cache.match
+    cache.match = lambda tokens, salt=None: (matched.append(len(tokens)), match(tokens, salt))[1]
+    add(engine, prompt(13), 9)                                     # 7 blocks, up to 11
+    engine.step()
+    add(engine, prompt(13) + truth(prompt(13), 1) + prompt(9, 50), 1)      # the same 6 blocks, and 6 more
+    engine.step()
+    engine.step()
+    engine.step()
+    assert matched == [13, 23, 23]                                 # once more: a seventh block was cached
+    run(engine)
+    assert matched[3:] and len(matched) < 8
+
+
+@pytest.mark.parametrize("prefix_cache", ["hash", "radix"])
+def test_a_step_does_the_same_work_at_any_context(prefix_cache):
+    """Counts function calls, which unlike times are the same on every machine."""
+    calls = []
+    for context in (20, 2000):
+        engine = make_engine(num_blocks=4200, block_size=4, max_num_batched_tokens=20_000,
+                             max_model_len=3000, prefix_cache=prefix_cache)
+        engine._launch = lambda batch: [7] * len(batch.requests)
+        for first in range(8):
+            add(engine, [first] * context, 30)
+        engine.step()
+        number = 0
+
+        def count(frame, event, arg):
+            nonlocal number
+            number += event in ("call", "c_call")
+
+        sys.setprofile(count)
+        for _ in range(8):                                         # in which each request fills two blocks
+            engine.step()
+        sys.setprofile(None)
+        calls.append(number)
+    assert calls[0] == calls[1]
