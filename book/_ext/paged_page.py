@@ -26,9 +26,11 @@ logger = logging.getLogger(__name__)
 
 def mathml(latex: str, display: str, node: nodes.Node) -> str:
     """LaTeX as MathML, which browsers draw by themselves; what it cannot say is a build warning."""
-    latex = latex.strip().replace("{aligned}", "{split}").replace(r"\_", "_" if r"\text" in latex else r"\_")
+    # Its names for two things it can do: aligned lines, and an underscore inside words.
+    latex = latex.strip().replace("{aligned}", "{split}")
+    latex = re.sub(r"\\text\{[^}]*\}", lambda words: words[0].replace(r"\_", "_"), latex)
     text = latex2mathml.converter.convert(latex, display=display)
-    if "\\" in text or "<mi>&" in re.sub("<mi>&#", "", text):
+    if "\\" in text or "<mi>&</mi>" in text:
         logger.warning("no MathML for this formula: %s", latex, location=node)
     return text
 
