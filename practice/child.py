@@ -11,7 +11,9 @@ import io
 import json
 import os
 import sys
+import threading
 import tokenize
+import traceback
 
 import runner
 
@@ -29,12 +31,13 @@ def main(orders_path):
 
     faults = open(orders["faults"], "w", encoding="utf-8")
     faulthandler.enable(faults)
+    watch = Watch(faults, orders["seconds"])
     _prepare(orders["kind"])
     _limit_memory(orders["kind"], orders["memory_mb"])
     sys.path.pop(0)                                  # an answer that says `import runner` gets no judge
     for path in orders["answers"]:
         send({"event": "answer", "answer": path})
-        _watch(faults, orders["seconds"])
+        watch.restart()
         try:
             source = read_source(path)
         except (OSError, SyntaxError, UnicodeDecodeError) as error:
@@ -42,18 +45,36 @@ def main(orders_path):
             continue
         for event in runner.judge(source, path, orders["starter"], orders["statement"], orders["tests"]):
             if event["event"] == "case":
-                _watch(faults, orders["seconds"])
+                watch.restart()
             send(event)
     send({"event": "end"})
     events.flush()
     os._exit(0)              # not through the threads and exit handlers that an answer may have left behind
 
 
-def _watch(faults, seconds):
-    """Shortly before the parent loses patience, write down where the answer is."""
-    faults.seek(0)
-    faults.truncate()
-    faulthandler.dump_traceback_later(0.8 * seconds, file=faults)
+class Watch:
+    """Writes down where the main thread is, shortly before the parent loses patience with a case.
+
+    A thread of Python's own: faulthandler's watchdog reads frames while they change, and can crash on it.
+    """
+
+    def __init__(self, file, seconds):
+        self.file, self.seconds, self.timer = file, seconds, None
+
+    def restart(self):
+        if self.timer is not None:
+            self.timer.cancel()
+        self.timer = threading.Timer(0.8 * self.seconds, self._write)
+        self.timer.daemon = True
+        self.timer.start()
+
+    def _write(self):
+        self.file.seek(0)
+        self.file.truncate()
+        main = sys._current_frames()[threading.main_thread().ident]
+        for frame, line in traceback.walk_stack(main):
+            print(f'File "{frame.f_code.co_filename}", line {line} in {frame.f_code.co_name}', file=self.file)
+        self.file.flush()
 
 
 def read_source(path):

@@ -29,9 +29,9 @@ LADDER = ((0.25, "★"), (0.5, "★★"), (0.7, "★★★"), (0.85, "★★★�
 AS_GOOD = 0.98              # of the book's own kernel: five stars
 # What an answer may ask of PyTorch besides launching kernels: memory, its shape, and filling it.
 ALLOWED_OPERATIONS = set(
-    "empty empty_like empty_strided new_empty zeros zeros_like new_zeros full full_like ones fill_ zero_ detach "
-    "view _unsafe_view reshape as_strided slice select expand squeeze unsqueeze transpose permute alias split "
-    "unbind _local_scalar_dense".split())
+    "empty empty_like empty_strided new_empty zeros zeros_like new_zeros full full_like ones fill_ zero_ "
+    "detach view _unsafe_view reshape as_strided slice select expand squeeze unsqueeze transpose permute "
+    "alias split unbind _local_scalar_dense".split())
 ALLOWED_MODULES = {"torch", "triton", "math", "collections", "functools", "typing", "__future__"}
 ALLOWED_KERNELS = ("FillFunctor", "Memset")
 
@@ -230,7 +230,7 @@ def our_function(name):
 
     from paged.attention import triton_backend
 
-    starts = {}                                      # query_start_loc by batch size, which an engine has at hand
+    starts = {}                                      # query_start_loc by batch size: an engine has it at hand
 
     def paged_decode(q, k_cache, v_cache, block_tables, seq_lens, scale):
         if len(q) not in starts:
@@ -300,7 +300,7 @@ def refusal(name, path, tasks):
     own = {value.fn.__name__ for value in vars(sys.modules["answer"]).values()
            if isinstance(value, triton.runtime.JITFunction)}
     task = tasks[0]
-    task.run()                                       # compiles; what Triton runs while tuning is not the answer's
+    task.run()                                       # compiles, and tunes if the kernel asks for that
     return (foreign_operations(task.run) or foreign_kernels(kernels_of(task.run), own) or remembers(task))
 
 

@@ -144,7 +144,7 @@ def _obituary(child, answer, faults, errors):
 
 
 def _frames(faults, answer):
-    """The learner's frames in what faulthandler wrote; it writes the innermost first."""
+    """The learner's frames in what the child wrote about its end, innermost first."""
     text = faults.read_text(encoding="utf-8", errors="replace") if faults.exists() else ""
     found = re.findall(r'File "(.*)", line (\d+) in (.+)', text)
     return [{"line": int(line), "function": function, "source": linecache.getline(path, int(line)).strip()}
