@@ -14,6 +14,7 @@ _EXPORTS = {
     "slot_mapping_for": "slots",
     "Trace": "trace",
     "SamplingParams": "sampling",
+    "BeamSearchParams": "sampling",
     "Engine": "engine",
     "EngineConfig": "engine",
     "PagedKVCache": "kv_cache",

@@ -6,68 +6,25 @@ few lines in a test that remember which prefix wrote each row.
 
 from __future__ import annotations
 
-import operator
 import random
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import count, repeat
 
 from paged.batch import Batch
+from paged.beam_search import BeamSearch
 from paged.block_pool import BlockPool
+from paged.config import EngineConfig, checked_prompt
 from paged.metrics import step_figures
 from paged.prefix_cache import PrefixCache
 from paged.radix_cache import RadixCache
 from paged.request import PENDING, CompletionOutput, Request, RequestMetrics, RequestOutput, Status
-from paged.sampling import SamplingParams
+from paged.sampling import BeamSearchParams, SamplingParams
 from paged.scheduler import Scheduler
-from paged.slots import blocks_needed
 from paged.trace import NO_TRACE, Trace
 
 PREFIX_CACHES = {"hash": PrefixCache, "radix": RadixCache}
-
-
-@dataclass(frozen=True)
-class EngineConfig:
-    """Sizes and policies of an engine.
-
-    Args:
-        num_blocks, block_size: the pool, and the tokens a block.
-        max_num_seqs: requests that hold blocks at once.
-        max_num_batched_tokens: tokens computed in one step.
-        max_model_len: tokens of a request, prompt and output together.
-        enable_prefix_caching: share full blocks between requests with a common prefix.
-        prefix_cache: how they are found: "hash" by chained block hashes, "radix" in a tree of token runs.
-        preemption: "recompute" drops the blocks of a preempted request, "swap" moves them to host memory.
-        num_host_blocks: blocks of host memory for "swap"; None takes as many as num_blocks.
-        seed: for requests that bring no seed of their own.
-
-    Raises ValueError for a size below 1 and for an unknown policy.
-    """
-
-    num_blocks: int
-    block_size: int = 16
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 8192
-    max_model_len: int = 4096
-    enable_prefix_caching: bool = True
-    prefix_cache: str = "hash"
-    preemption: str = "recompute"
-    num_host_blocks: int | None = None
-    seed: int = 0
-
-    def __post_init__(self):
-        for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} is {value!r}: it must be an integer of at least 1")
-        if self.prefix_cache not in PREFIX_CACHES:
-            raise ValueError(f"prefix_cache is {self.prefix_cache!r}: choose hash or radix")
-        if self.preemption not in ("recompute", "swap"):
-            raise ValueError(f"preemption is {self.preemption!r}: choose recompute or swap")
-        if self.num_host_blocks is not None and self.num_host_blocks < 1:
-            raise ValueError(f"num_host_blocks is {self.num_host_blocks!r}: it must be at least 1, or None")
 
 
 class Engine:
@@ -125,7 +82,9 @@ class Engine:
         Raises ValueError for a request that can never be served, with the numbers and the way out.
         """
         params = SamplingParams() if params is None else params
-        prompt = self._checked(prompt_token_ids, params)
+        prompt = checked_prompt(prompt_token_ids, params, self.config, self.vocab_size)
+        if params.stop_strings and self.tokenizer is None:
+            raise ValueError("stop strings need a tokenizer: this engine has none, use stop_token_ids")
         if request_id is None:
             request_id = next(name for name in map(str, count(self._num_added)) if name not in self._groups)
         if request_id in self._groups:
@@ -145,6 +104,9 @@ class Engine:
                 completion.logprobs = []
             group.append(Request(name, (order, index), list(prompt), params, output, completion,
                                  base_seed + index, salt, stop_token_ids, self._detokenizer(params)))
+        if isinstance(params, BeamSearchParams):
+            group[0].beams = BeamSearch(group[0])
+            group = group[0].beams.live
         self._groups[request_id] = group
         self._num_in_step += _needs_every_token(params)
         self.scheduler.add(group[0])                       # the others fork from it later
@@ -155,6 +117,8 @@ class Engine:
         group = self._groups.get(request_id)
         if group is None:
             return False
+        if group[0].beams is not None:
+            group[0].output.outputs = [beam.completion for beam in group]
         for request in list(group):
             self._finish(request, "abort")
         return True
@@ -229,8 +193,14 @@ class Engine:
                     request.num_seats = 1                  # forked or not, each goes on by itself
                     request.start_over()
                     self.scheduler.add(request)
-        for request in list(self.scheduler.waiting):       # one may have been on its way out
-            self._finish_if_complete(request)
+        for group in list(self._groups.values()):
+            if group[0].beams is not None:
+                for beam in group[1:]:
+                    self.scheduler.finish(beam)
+                group[0].beams.restart()
+            else:
+                for request in list(group):                # one may have been on its way out
+                    self._finish_if_complete(request)
 
     def _update(self, batch: Batch, tokens: Sequence[int], outputs: dict[str, RequestOutput]) -> None:
         """Enter what a step computed: full blocks, tokens, forks, ends."""
@@ -250,6 +220,9 @@ class Engine:
                 token_ids[computed] = token
             else:
                 continue                                   # in the middle of its prompt: no token yet
+            if request.beams is not None:
+                self._advance_beams(request, logprobs)
+                continue
             if request.num_seats > 1:
                 self._fork_completions(request)
             completion, metrics = request.completion, output.metrics
@@ -283,6 +256,20 @@ class Engine:
         elif len(tokens) == request.params.max_tokens:
             self._finish(request, "length")
 
+    def _advance_beams(self, beam: Request, logprobs: dict[int, float] | None) -> None:
+        """Take what a beam offers; once all beams have, the best continuations go on, or the search ends."""
+        search, output = beam.beams, beam.output
+        beam.token_ids.pop()                               # the likeliest token is only one of the candidates
+        if output.metrics.first_token_time is None:
+            output.metrics.first_token_time = time.perf_counter()
+        if search.offer(beam, logprobs) and search.advance(self.scheduler):
+            output.outputs = search.completions(self.tokenizer)
+            output.metrics.memory_saved = search.memory_saved()
+            output.metrics.num_output_tokens = sum(len(c.token_ids) for c in output.outputs)
+            output.metrics.longest_output = max(len(c.token_ids) for c in output.outputs)
+            for request in list(search.live):
+                self._finish(request, "length")
+
     def _fork_completions(self, parent: Request) -> None:
         """The prompt is computed: let the other completions run over its blocks."""
         parent.num_seats = 1
@@ -295,7 +282,8 @@ class Engine:
         group = self._groups[request.output.request_id]
         request.completion.finish_reason = reason
         metrics = request.output.metrics
-        metrics.longest_output = max(metrics.longest_output, len(request.completion.token_ids))
+        if request.beams is None:
+            metrics.longest_output = max(metrics.longest_output, len(request.completion.token_ids))
         if len(group) == 1:
             request.output.finished = True
             metrics.finish_time = time.perf_counter()
@@ -317,43 +305,6 @@ class Engine:
                 assert (request in scheduled) != forks_later, f"{request} is lost"
         assert len(scheduled) <= sum(map(len, self._groups.values())), "a finished request is still scheduled"
 
-    # ── checks at the door ────────────────────────────────────────────────────────────────────────────
-
-    def _checked(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> list[int]:
-        config = self.config
-        if isinstance(prompt_token_ids, str):
-            raise ValueError(f"the engine takes token ids, not the text {prompt_token_ids[:20]!r}: "
-                             f"use LLM.generate")
-        if not isinstance(params, SamplingParams):
-            raise ValueError(f"params is {params!r}: it must be a SamplingParams")
-        try:
-            prompt = [operator.index(token) for token in prompt_token_ids]
-        except TypeError:
-            raise ValueError(f"the prompt is {prompt_token_ids!r}: it must be a list of token ids") from None
-        if not prompt:
-            raise ValueError("the prompt is empty: it needs at least one token")
-        top = self.vocab_size
-        for token in prompt:
-            if token < 0 or top is not None and token >= top:
-                raise ValueError(f"token id {token} is outside the vocabulary of {top} tokens" if top else
-                                 f"token id {token} is negative")
-        cached = len(prompt) + params.max_tokens - 1       # the last sampled token is never cached
-        if cached > config.max_model_len:
-            raise ValueError(f"prompt of {len(prompt)} tokens and max_tokens={params.max_tokens} need "
-                             f"{cached} positions, max_model_len is {config.max_model_len}: "
-                             f"shorten the prompt, lower max_tokens or raise max_model_len")
-        needed = blocks_needed(cached, config.block_size)
-        if needed > config.num_blocks:
-            raise ValueError(f"prompt of {len(prompt)} tokens and max_tokens={params.max_tokens} need "
-                             f"{needed} blocks of {config.block_size}, the pool has {config.num_blocks}: "
-                             f"raise num_blocks, shorten the prompt or lower max_tokens")
-        if params.n > config.max_num_seqs:
-            raise ValueError(f"n={params.n} completions need as many seats, max_num_seqs is "
-                             f"{config.max_num_seqs}: raise it or lower n")
-        if params.stop_strings and self.tokenizer is None:
-            raise ValueError("stop strings need a tokenizer: this engine has none, use stop_token_ids")
-        return prompt
-
     def _detokenizer(self, params: SamplingParams):
         if self.tokenizer is None:
             return None
@@ -363,4 +314,4 @@ class Engine:
 
 def _needs_every_token(params: SamplingParams) -> bool:
     """Whether a request's next step depends on its earlier tokens being known on the CPU."""
-    return params.n > 1 or params.repetition_penalty != 1
+    return params.n > 1 or params.repetition_penalty != 1 or isinstance(params, BeamSearchParams)

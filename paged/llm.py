@@ -12,7 +12,7 @@ from tqdm import tqdm
 from paged.engine import Engine, EngineConfig
 from paged.models.loader import Loaded, load
 from paged.request import RequestOutput
-from paged.sampling import SamplingParams
+from paged.sampling import BeamSearchParams, SamplingParams
 from paged.slots import blocks_needed
 from paged.startup import Speedups, cpu_num_blocks, make_runner, measure_budget
 from paged.trace import NO_TRACE, Trace
@@ -123,6 +123,18 @@ class LLM:
             raise
         finally:
             bar.close()
+
+    def beam_search(self, prompts: Prompt | Sequence[Prompt], beam_width: int = 4, max_tokens: int = 16,
+                    length_penalty: float = 1.0, ignore_eos: bool = False,
+                    use_tqdm: bool = True) -> list[RequestOutput]:
+        """Find the likeliest completions of every prompt: beam_width of them in each RequestOutput, best first.
+
+        `cumulative_logprob` of a completion is its log-probability, and `metrics.memory_saved` the share of
+        blocks that the beams saved by sharing. Refuses and fails as `generate` does.
+        """
+        params = BeamSearchParams(beam_width=beam_width, max_tokens=max_tokens, length_penalty=length_penalty,
+                                  ignore_eos=ignore_eos)
+        return self.generate(prompts, params, use_tqdm)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """Complete one prompt, yielding its RequestOutput after every step that brought a token.

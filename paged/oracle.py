@@ -64,7 +64,7 @@ class OracleRunner:
 
     def execute(self, batch) -> list[int]:
         """Copy, write, read and check; returns the next token of each request."""
-        assert batch.requests or batch.swap_out, "an empty batch makes no progress"
+        assert batch.requests or batch.swap_out or batch.swap_in, "an empty batch makes no progress"
         self._copy_blocks(self.rows, self.host_rows, batch.swap_out)
         self._copy_blocks(self.rows, self.rows, batch.block_copies)
         self._copy_blocks(self.host_rows, self.rows, batch.swap_in)

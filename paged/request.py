@@ -30,6 +30,7 @@ class CompletionOutput:
         token_ids: the generated tokens, the one that ended the request included.
         finish_reason: "stop", "length", "abort", or None while it goes on.
         logprobs: one dict {token id: log-probability} a generated token, if asked for.
+        cumulative_logprob: of the whole completion, from beam search.
     """
 
     index: int
@@ -38,6 +39,7 @@ class CompletionOutput:
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     logprobs: list[dict[int, float]] | None = None
+    cumulative_logprob: float | None = None
 
 
 @dataclass
@@ -51,6 +53,7 @@ class RequestMetrics:
     num_output_tokens: int = 0       # of all completions
     longest_output: int = 0          # tokens of the longest completion
     num_preemptions: int = 0
+    memory_saved: float | None = None    # share of its blocks that beams saved by sharing, over all steps
 
     @property
     def queue_time(self) -> float | None:
@@ -98,12 +101,13 @@ class Request:
         order: arrival order; a preempted request keeps it.
         num_seats: resident requests it counts for: n until its completions have forked, then 1.
         may_share_tail: it has forked, so the block it writes next may be shared.
+        beams: the search that it is a beam of, or None.
     """
 
     __slots__ = ("request_id", "order", "params", "token_ids", "num_prompt_tokens", "num_computed_tokens",
                  "block_table", "host_block_table", "status", "num_seats", "may_share_tail", "seed", "salt",
                  "prefix", "num_registered_blocks", "max_num_tokens", "stop_token_ids", "detokenizer",
-                 "output", "completion")
+                 "output", "completion", "beams")
 
     def __init__(self, request_id: str, order: tuple[int, int], token_ids: list[int], params: SamplingParams,
                  output: RequestOutput, completion: CompletionOutput, seed: int, salt: str | None,
@@ -124,6 +128,7 @@ class Request:
         self.stop_token_ids = stop_token_ids
         self.detokenizer = detokenizer
         self.output, self.completion = output, completion
+        self.beams = None
 
     def drop_blocks(self) -> None:
         """Nothing is computed any more. Whoever counts references gives them up before."""

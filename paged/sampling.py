@@ -60,7 +60,8 @@ class SamplingParams:
         require("repetition_penalty", self.repetition_penalty > 0, "above 0")
         require("max_tokens", self.max_tokens >= 1, "at least 1")
         require("logprobs", self.logprobs is None or self.logprobs >= 0, "0 or more, or None")
-        require("stop", all(isinstance(s, str) and s for s in self.stop_strings), "a string or strings, none empty")
+        require("stop", all(isinstance(s, str) and s for s in self.stop_strings),
+                "a string or strings, none empty")
         require("stop_token_ids", all(isinstance(t, int) for t in self.stop_token_ids or ()), "integers")
 
     @property
@@ -69,3 +70,34 @@ class SamplingParams:
         if self.stop is None:
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+
+@dataclass(frozen=True)
+class BeamSearchParams(SamplingParams):
+    """What a request asks of beam search: beside these, max_tokens, stop_token_ids and ignore_eos.
+
+    Args:
+        beam_width: beams that live on after each token, and completions returned, best first.
+        length_penalty: a completion's score is its log-probability divided by its length to this power;
+            above 0 it favours long ones.
+
+    Raises ValueError for a value outside its range, and for what only sampling has.
+    """
+
+    temperature: float = 0.0
+    beam_width: int = 4
+    length_penalty: float = 1.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not isinstance(self.beam_width, int) or isinstance(self.beam_width, bool) or self.beam_width < 1:
+            raise ValueError(f"beam_width is {self.beam_width!r}: it must be an integer of at least 1")
+        if not isinstance(self.length_penalty, (int, float)) or not math.isfinite(self.length_penalty):
+            raise ValueError(f"length_penalty is {self.length_penalty!r}: it must be a finite number")
+        likeliest = 2 * self.beam_width                                # what it asks of the sampler
+        for name, *allowed in (("n", 1), ("temperature", 0), ("top_k", 0), ("top_p", 1), ("min_p", 0),
+                               ("repetition_penalty", 1), ("stop", None), ("logprobs", None, likeliest)):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} is {getattr(self, name)!r}: beam search takes the likeliest "
+                                 f"continuations, leave it at {allowed[0]!r}")
+        object.__setattr__(self, "logprobs", likeliest)

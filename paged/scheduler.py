@@ -71,7 +71,7 @@ class Scheduler:
                 for request in self._scheduled:
                     self._register_ahead(request)
             self._admit_waiting()
-        return self._build_batch() if self._scheduled or self._swap_out else None
+        return self._build_batch() if self._scheduled or self._swap_out or self._swap_in else None
 
     def _schedule_running(self) -> None:
         chunks = []
@@ -203,8 +203,9 @@ class Scheduler:
         request.block_table, request.host_block_table = blocks, []
         if self.prefix_cache is not None:                          # its full blocks are registered again
             request.prefix, request.num_registered_blocks = self.prefix_cache.root(request.salt), 0
-        self._scheduled[request] = num_tokens
-        self._budget -= num_tokens
+        if num_tokens:                                             # a beam may have nothing to do but wait
+            self._scheduled[request] = num_tokens
+            self._budget -= num_tokens
         return True
 
     def _build_batch(self) -> Batch:
@@ -246,8 +247,11 @@ class Scheduler:
     def fork(self, parent: Request, child: Request) -> None:
         """Let child run over the parent's blocks, up to its last token, which it computes again for itself.
 
-        The child shares every block; the one it writes to is copied when its turn comes.
+        The child shares every block; the one it writes to is copied when its turn comes. A parent that was
+        preempted has none to share, and the child waits as well.
         """
+        if parent.status is not Status.RUNNING:
+            return self.add(child)
         child.block_table = self.pool.fork(parent.block_table)
         child.num_computed_tokens = len(child.token_ids) - 1
         parent.may_share_tail = child.may_share_tail = True

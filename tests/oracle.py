@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 
 from paged.engine import Engine, EngineConfig
-from paged.oracle import VOCAB_SIZE, OracleRunner, RunAheadOracle, truth
-from paged.sampling import SamplingParams
+from paged.oracle import VOCAB_SIZE, OracleRunner, RunAheadOracle, distribution, truth
+from paged.sampling import BeamSearchParams, SamplingParams
+from tests.beams import brute_force
 
 
 class _Short:
@@ -39,6 +40,7 @@ class Arrival(_Short):
     max_tokens: int = 1
     step: int = 0
     n: int = 1
+    beam_width: int | None = None    # None samples
     salt: str | None = None
     stop_token_ids: tuple[int, ...] = ()
     abort_at: int | None = None      # a step; None waits for the end
@@ -73,7 +75,7 @@ def random_case(seed: int) -> Case:
     alphabet = r.randint(1, VOCAB_SIZE)
     stems = [[r.randrange(alphabet) for _ in range(longest)] for _ in range(r.randint(1, 3))]
     salts = [None] if r.random() < 0.8 else [None, "a", "b"]
-    most_copies = r.choice([1, 1, 3])
+    most_copies, beams = r.choice([1, 1, 3]), r.choice([0, 0, 0.4])
     arrivals: list[Arrival] = []
     for step in sorted(r.randrange(r.choice([1, 12])) for _ in range(r.randint(1, 8))):
         earlier = r.choice(arrivals) if arrivals and r.random() < 0.5 else None
@@ -88,14 +90,15 @@ def random_case(seed: int) -> Case:
         if r.random() < 0.95:                                      # else: perhaps too long, and refused
             prompt = prompt[:capacity]
         room = max(capacity - len(prompt) + 1, 1)
+        beam_width = r.choice([1, 2, 2, 3]) if r.random() < beams else None
         arrivals.append(Arrival(
             tuple(prompt), min(r.randint(1, 12), room) if r.random() < 0.95 else r.randint(1, 12), step,
-            r.randint(1, most_copies), r.choice(salts),
+            r.randint(1, most_copies) if beam_width is None else 1, beam_width, r.choice(salts),
             (r.randrange(VOCAB_SIZE),) if r.random() < 0.2 else (),
             step + r.randint(0, 15) if r.random() < 0.15 else None))
     preemption = r.choice(["recompute", "swap"])
     return Case(
-        tuple(arrivals), num_blocks, block_size, r.randint(most_copies, 8),
+        tuple(arrivals), num_blocks, block_size, r.randint(3 if beams else most_copies, 8),
         min(r.randint(1, 30), r.randint(1, 30)), r.choice(["off", "hash", "hash", "radix"]),
         r.choice([None, None, 1, 3]), preemption,
         r.randint(1, num_blocks) if preemption == "swap" and r.random() < 0.5 else None, r.random() < 0.3,
@@ -104,8 +107,9 @@ def random_case(seed: int) -> Case:
 
 def servable(case: Case, arrival: Arrival) -> bool:
     """Whether the request can ever be served, by the rule of the documentation alone."""
-    return (arrival.n <= case.max_num_seqs
-            and len(arrival.prompt) + arrival.max_tokens - 1 <= case.num_blocks * case.block_size)
+    num_blocks = -(-(len(arrival.prompt) + arrival.max_tokens - 1) // case.block_size)
+    return (num_blocks * (arrival.beam_width or 1) <= case.num_blocks
+            and max(arrival.n, arrival.beam_width or 1) <= case.max_num_seqs)
 
 
 def make_engine(case: Case) -> Engine:
@@ -162,6 +166,10 @@ def run_case(case: Case) -> Counter:
 def submit(engine: Engine, case: Case, arrival: Arrival, request_id: str, seen: Counter) -> None:
     """Add the request; one that cannot be served must be refused, and leave no trace."""
     params = SamplingParams(n=arrival.n, max_tokens=arrival.max_tokens, stop_token_ids=arrival.stop_token_ids)
+    if arrival.beam_width is not None:
+        params = BeamSearchParams(beam_width=arrival.beam_width, max_tokens=arrival.max_tokens,
+                                  stop_token_ids=arrival.stop_token_ids)
+        seen["beam_searches"] += 1
     try:
         engine.add_request(arrival.prompt, params, request_id, arrival.salt)
     except ValueError:
@@ -177,7 +185,9 @@ def check_output(arrival: Arrival, output, is_servable: bool) -> None:
         assert not is_servable or arrival.abort_at is not None, f"{arrival} never advanced"
         return
     assert output.finished, f"{arrival} never ended"
-    for completion in output.outputs:
+    if arrival.beam_width is not None:
+        check_beams(arrival, output)
+    for completion in output.outputs if arrival.beam_width is None else ():
         want = truth(arrival.prompt, arrival.max_tokens, completion.index, arrival.stop_token_ids)
         got = completion.token_ids
         if completion.finish_reason == "abort":
@@ -188,6 +198,17 @@ def check_output(arrival: Arrival, output, is_servable: bool) -> None:
             assert (got, completion.finish_reason) == (want, reason), f"{arrival}: got {got}, not {want}"
     cached = output.num_cached_tokens
     assert 0 <= cached < len(arrival.prompt), f"{cached} of {len(arrival.prompt)} tokens from the cache"
+
+
+def check_beams(arrival: Arrival, output) -> None:
+    """The completions must be those of a brute-force search."""
+    if output.outputs[0].finish_reason == "abort":
+        assert arrival.abort_at is not None, f"{arrival} was aborted"
+        return
+    best = brute_force(arrival.prompt, arrival.beam_width, arrival.max_tokens, arrival.stop_token_ids,
+                       distribution)
+    got = [completion.token_ids for completion in output.outputs]
+    assert got == [tokens for tokens, _ in best], f"{arrival}: got {got}, not {best}"
 
 
 def watch(engine: Engine, case: Case, seen: Counter) -> None:
@@ -214,10 +235,11 @@ def watch(engine: Engine, case: Case, seen: Counter) -> None:
 def most_steps(case: Case) -> int:
     """Steps in which all the work must be done: the oldest request advances by a token in each of them.
 
-    A failed step costs it what it had; a step run ahead may find that there was nothing left to do.
+    A failed step costs it what it had; a step run ahead may find that there was nothing left to do; and a
+    preempted beam may come back only to wait for the others.
     """
-    lengths = [len(arrival.prompt) + arrival.max_tokens
-               for arrival in case.arrivals for _ in range(arrival.n)]
+    lengths = [(len(arrival.prompt) + arrival.max_tokens) * max(arrival.n, 2 * (arrival.beam_width or 0))
+               for arrival in case.arrivals]
     steps = sum(lengths) + len(case.failures) * (1 + max(lengths, default=0))
     return 2 * steps if case.run_ahead else steps
 

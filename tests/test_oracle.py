@@ -17,7 +17,7 @@ def test_random_traces(part):
     seen, failed = run_seeds(range(part * TRACES_PER_PART, (part + 1) * TRACES_PER_PART))
     assert failed is None, f"seed {failed}: {shrink(random_case(failed))}"
     for event in ("preemptions", "swaps", "chunks", "mixed_steps", "copies", "cached_tokens", "aborts",
-                  "refusals", "failures"):
+                  "refusals", "failures", "beam_searches"):
         assert seen[event] > 10, f"the traces hardly touch {event}: {dict(seen)}"
 
 
