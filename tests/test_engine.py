@@ -188,6 +188,49 @@ def test_unseeded_requests_draw_different_seeds_and_engines_the_same():
     assert seeds[0] == seeds[1] and len(set(seeds[0])) == 3
 
 
+class Letters:
+    """A tokenizer of four tokens, one of them half a character."""
+
+    BYTES = [b"ab", b"b", b"a\xc3", b"\xa9a"]
+
+    def token_bytes(self, token: int) -> bytes:
+        return self.BYTES[token]
+
+
+def text_of(tokens, stop=()) -> str:
+    """The whole text, cut before the stop string that is complete first."""
+    text = ""
+    for character in b"".join(Letters.BYTES[token] for token in tokens).decode(errors="replace"):
+        text += character
+        for word in stop:
+            if text.endswith(word):
+                return text[:-len(word)]
+    return text
+
+
+@pytest.mark.parametrize("run_ahead", [False, True])
+@pytest.mark.parametrize("stop", [[], ["ba"], ["bab"], ["abb"], ["\u00e9"], ["bb", "aab"], ["zzz"]])
+def test_stop_strings_across_token_boundaries(run_ahead, stop):
+    """The text ends before the first stop string, over however many tokens, and streams without it."""
+    for first in range(12):
+        runner = (RunAheadOracle if run_ahead else OracleRunner)(16, 4)
+        engine = Engine(EngineConfig(num_blocks=16, block_size=4), runner, tokenizer=Letters())
+        engine.add_request([first], SamplingParams(max_tokens=9, stop=stop or None))
+        streamed, output = "", None
+        while engine.has_unfinished():
+            for output in engine.step():
+                streamed += output.outputs[0].new_text
+        (completion,) = output.outputs
+        tokens = truth([first], 9)
+        want = text_of(tokens, stop)
+        assert completion.text == streamed == want
+        assert completion.token_ids == tokens[:len(completion.token_ids)]
+        stopped = want != text_of(tokens)
+        assert completion.finish_reason == ("stop" if stopped else "length")
+        if stopped:                                                # no token is generated that was not needed
+            assert text_of(completion.token_ids[:-1], stop) == text_of(completion.token_ids[:-1])
+
+
 # ── names ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
