@@ -9,6 +9,7 @@ import sys
 
 BENCHMARKS = {
     "kernels": "attention kernels against the bandwidth of the card",
+    "prefix": "hit rate and cost of the prefix caches, without a model",
     "scheduler": "cost of scheduling and block logic, without a model",
     "workload": "tokens a second, end to end",
 }

@@ -33,8 +33,8 @@ def decoding_engine(num_requests: int, context: int, steps: int, block_size: int
     """An engine whose requests have just begun to decode at about this context.
 
     Args:
-        staggered: contexts differ within a block, so that about as many blocks fill in every step; if not, all
-            of them fill in the same step.
+        staggered: contexts differ within a block, so that about as many blocks fill in every step; if not,
+            all of them fill in the same step.
     """
     rng = random.Random(0)
     longest = context + block_size + steps
