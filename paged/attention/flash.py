@@ -4,9 +4,10 @@
     flash-attn 2   flash_attn             multiples of 256        Ampere and later
     PyTorch        torch.nn.attention     multiples of 256        where varlen_attn takes a block_table (2.13)
 
-They are tried in this order. FlashAttention-3 weighs the unused rows of a last block with 0 instead of skipping
-them, and 0 × NaN is NaN (flash-attention issues 1745 and 2374): with it, fill a new cache with zeros. PyTorch is
-asked for one split, because the automatic choice over block tables has given NaN (torchtitan issue 3235).
+They are tried in this order. FlashAttention-3 weighs the unused rows of a last block with 0 instead of
+skipping them, and 0 × NaN is NaN (flash-attention issues 1745 and 2374): with it, fill a new cache with
+zeros. PyTorch is asked for one split, because the automatic choice over block tables has given NaN
+(torchtitan issue 3235).
 
 Papers: FlashAttention-2 (Dao, 2023), FlashAttention-3 (Shah et al., 2024).
 """
@@ -64,7 +65,8 @@ class Library:
         if q.dtype not in self.dtypes or k_cache.dtype != q.dtype:
             return f"{self.name} takes float16 or bfloat16, not {q.dtype} over {k_cache.dtype}"
         if k_cache.shape[1] % self.block_size:
-            return f"{self.name} needs a block size that is a multiple of {self.block_size}, not {k_cache.shape[1]}"
+            return (f"{self.name} needs a block size that is a multiple of {self.block_size}, not "
+                    f"{k_cache.shape[1]}")
         if q.shape[2] % self.head_dim or q.shape[2] > self.max_head_dim:
             return (f"{self.name} needs a head_dim that is a multiple of {self.head_dim} up to "
                     f"{self.max_head_dim}, not {q.shape[2]}")
@@ -72,8 +74,8 @@ class Library:
 
 
 def _call_flash_3(function, q, k, v, tables, seq_lens, starts, scale, longest):
-    return function(q, k, v, cache_seqlens=seq_lens, page_table=tables, cu_seqlens_q=starts, max_seqlen_q=longest,
-                    softmax_scale=scale, causal=True)
+    return function(q, k, v, cache_seqlens=seq_lens, page_table=tables, cu_seqlens_q=starts,
+                    max_seqlen_q=longest, softmax_scale=scale, causal=True)
 
 
 def _call_flash_2(function, q, k, v, tables, seq_lens, starts, scale, longest):
@@ -117,11 +119,12 @@ def why_not(q: torch.Tensor, k_cache: torch.Tensor) -> str | None:
     return None
 
 
-def run(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_tables, seq_lens, query_start_loc,
-        scale: float, max_query_len: int | None = None) -> torch.Tensor:
+def run(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_tables, seq_lens,
+        query_start_loc, scale: float, max_query_len: int | None = None) -> torch.Tensor:
     """Paged attention through the library of `choose_library`; see `paged_attention` for the shapes.
 
-    max_query_len: the longest query of the batch where the caller knows it; without it, all rows of q bound it.
+    max_query_len: the longest query of the batch where the caller knows it; without it, all rows of q bound
+    it.
     """
     library = choose_library(q, k_cache)
     longest = max_query_len or max(len(q), 1)

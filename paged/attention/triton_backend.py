@@ -3,8 +3,9 @@
     exactly one query    decode kernel: context split over the card, query heads share the loads
     more than one        prefill kernel: query rows share the loads, causal mask on the diagonal
 
-A mixed batch launches both; each passes over the other's requests, by looking at the lengths on the GPU, so that
-nothing waits for the CPU. A caller that knows the longest query saves the launch that would find nothing to do.
+A mixed batch launches both; each passes over the other's requests, by looking at the lengths on the GPU, so
+that nothing waits for the CPU. A caller that knows the longest query saves the launch that would find
+nothing to do.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ def why_not(q: torch.Tensor, k_cache: torch.Tensor) -> str | None:
     if q.dtype not in DTYPES or k_cache.dtype != q.dtype:
         return f"q is {q.dtype} and the cache {k_cache.dtype}; the kernels take one of {DTYPES} for both"
     if q.shape[2] > MAX_HEAD_DIM or q.shape[1] > MAX_GROUP * k_cache.shape[2]:
-        return (f"head_dim is {q.shape[2]} and {q.shape[1]} heads share {k_cache.shape[2]} KV heads; the kernels "
-                f"take up to {MAX_HEAD_DIM}, and up to {MAX_GROUP} heads a KV head")
+        return (f"head_dim is {q.shape[2]} and {q.shape[1]} heads share {k_cache.shape[2]} KV heads; the "
+                f"kernels take up to {MAX_HEAD_DIM}, and up to {MAX_GROUP} heads a KV head")
     if not k_cache.is_contiguous():
-        return f"the cache has strides {k_cache.stride()}: the kernels take one whose rows lie one after the other"
+        return f"the cache has strides {k_cache.stride()}: the kernels take one whose rows lie side by side"
     if not q.is_cuda:
         if os.environ.get("TRITON_INTERPRET") != "1":
-            return "q is on the CPU: set TRITON_INTERPRET=1 before Python starts, and the kernels run there, slowly"
+            return "q is on the CPU: set TRITON_INTERPRET=1 before Python starts, and they run there, slowly"
         if q.dtype == torch.bfloat16:
             return "Triton's interpreter multiplies bfloat16 matrices wrongly: use float32 or float16 there"
     return None
 
 
-def run(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_tables, seq_lens, query_start_loc,
-        scale: float, max_query_len: int | None = None) -> torch.Tensor:
+def run(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_tables, seq_lens,
+        query_start_loc, scale: float, max_query_len: int | None = None) -> torch.Tensor:
     """Paged attention of every request; see `paged_attention` for the shapes.
 
     max_query_len: the longest query of the batch where the caller knows it; 1 makes the step a pure decode.
@@ -67,7 +68,7 @@ def on_device(values, device: torch.device) -> torch.Tensor:
 
 
 def padded(block_tables, device: torch.device) -> torch.Tensor:
-    """Ragged block tables as one int32 tensor [requests, max_blocks]; what a table lacks is never looked at."""
+    """Ragged block tables as one int32 tensor [requests, max_blocks]; what a table lacks is never read."""
     if isinstance(block_tables, torch.Tensor):
         return on_device(block_tables, device)
     width = max((len(table) for table in block_tables), default=0)

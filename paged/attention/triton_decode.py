@@ -1,19 +1,20 @@
 """Decode attention: one new token a request over its paged context, in two Triton kernels.
 
-The context of every (request, KV head) pair is cut into tiles of TILE tokens, and all tiles of the batch are laid
-on one line, which is cut into equal shares, one a program:
+The context of every (request, KV head) pair is cut into tiles of TILE tokens, and all tiles of the batch
+are laid on one line, which is cut into equal shares, one a program:
 
     request 0, head 0 │ request 0, head 1 │ request 1, head 0 │ request 1, head 1
     ▢ ▢ ▢ ▢ ▢         │ ▢ ▢ ▢ ▢ ▢         │ ▢ ▢               │ ▢ ▢
     └─ program 0 ─┘└── program 1 ──┘└── program 2 ──┘└── program 3 ──┘
 
-So every program has the same work, whether the batch is one long context, many short ones, or both mixed. The
-number of programs depends on the card alone, and the cut is computed on the GPU from the lengths: a CUDA graph
-captured once serves every mixture of lengths. A pair that lies whole in one program is written to the output. A
-pair that is cut leaves one partial result in each of its programs, and the combine kernel adds these up.
+So every program has the same work, whether the batch is one long context, many short ones, or both mixed.
+The number of programs depends on the card alone, and the cut is computed on the GPU from the lengths: a
+CUDA graph captured once serves every mixture of lengths. A pair that lies whole in one program is written
+to the output. A pair that is cut leaves one partial result in each of its programs, and the combine kernel
+adds these up.
 
-Work split: "stream-K" (Osama et al., 2023) applied to Flash-Decoding (Dao et al., 2023); the query heads of a KV
-head as the rows of one matrix product: FlashInfer, FlashAttention-3.
+Work split: "stream-K" (Osama et al., 2023) applied to Flash-Decoding (Dao et al., 2023); the query heads of
+a KV head as the rows of one matrix product: FlashInfer, FlashAttention-3.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ def _count_tiles(seq_lens_ptr, query_start_loc_ptr, num_requests, TILE: tl.const
 
 
 @triton.jit(do_not_specialize=["num_requests", "table_stride"])
-def _decode_kernel(q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, block_tables_ptr, seq_lens_ptr, query_start_loc_ptr,
-                   scale, num_requests, table_stride, q_stride, NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
-                   HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, PADDED_REQUESTS: tl.constexpr,
-                   TILE: tl.constexpr, OVERLAP: tl.constexpr, PADDED_GROUP: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+def _decode_kernel(q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, block_tables_ptr, seq_lens_ptr,
+                   query_start_loc_ptr, scale, num_requests, table_stride, q_stride,
+                   NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+                   PADDED_DIM: tl.constexpr, PADDED_REQUESTS: tl.constexpr, TILE: tl.constexpr,
+                   OVERLAP: tl.constexpr, PADDED_GROUP: tl.constexpr, BLOCK_SIZE: tl.constexpr):
     if OVERLAP:                                             # programmatic dependent launch
-        tl.extra.cuda.gdc_wait()                            # up to here the kernel before may still be at work
         tl.extra.cuda.gdc_launch_dependents()               # from here on the combine kernel may get ready
     tiles = _count_tiles(seq_lens_ptr, query_start_loc_ptr, num_requests, TILE, PADDED_REQUESTS)
     ends = tl.cumsum(tiles, 0) * NUM_KV_HEADS               # where each request ends on the line of tiles
@@ -63,7 +64,8 @@ def _decode_kernel(q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, block_tables_ptr, 
         request = tl.sum((ends <= position).to(tl.int32), 0)
         length = tl.load(seq_lens_ptr + request)
         own_tiles = tl.cdiv(length, TILE)
-        inside = position - tl.sum(tl.where(tl.arange(0, PADDED_REQUESTS) < request, tiles, 0), 0) * NUM_KV_HEADS
+        earlier = tl.sum(tl.where(tl.arange(0, PADDED_REQUESTS) < request, tiles, 0), 0)
+        inside = position - earlier * NUM_KV_HEADS          # on this request's part of the line
         kv_head = inside // own_tiles
         first_tile = inside % own_tiles
         last_tile = tl.minimum(own_tiles, first_tile + stop - position)
@@ -122,7 +124,7 @@ def _combine_kernel(partial_ptr, out_ptr, seq_lens_ptr, query_start_loc_ptr, num
     row = tl.load(query_start_loc_ptr + request).to(tl.int64)
     num_queries = tl.load(query_start_loc_ptr + request + 1) - row
     if OVERLAP:
-        tl.extra.cuda.gdc_wait()                            # up to here the decode kernel may still be at work
+        tl.extra.cuda.gdc_wait()                            # so far the decode kernel may still be at work
     if num_queries != 1:
         return                                              # not a decode: the prefill kernel's business
     if (own_tiles > 0) & (first == last):
@@ -160,7 +162,7 @@ def launch_shape(dtype: torch.dtype, head_dim: int, num_requests: int) -> tuple[
         return (32, 4, 3, 2) if num_requests < 8 else (16, 1, 3, 4)
     if head_dim <= 64:
         return 64, 1, 3, 4
-    return (64, 4, 3, 2) if num_requests < 8 else (32, 1, 3, 4)    # one long context: a shorter way to the end
+    return 64, 4, 3, 2
 
 
 def decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_tables: torch.Tensor,
@@ -168,9 +170,9 @@ def decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_
     """Write into `out` the attention of every request that has exactly one query; leave the other rows alone.
 
     q, out: [N, num_heads, head_dim], the heads of a token side by side; caches: [num_blocks, block_size,
-    num_kv_heads, head_dim], contiguous like out; block_tables: [requests, max_blocks], seq_lens: [requests],
-    query_start_loc: [requests + 1], int32 on the GPU. A context of 0 tokens gives zeros. The launch depends on
-    shapes alone: safe to capture in a CUDA graph.
+    num_kv_heads, head_dim], contiguous like out; block_tables: [requests, max_blocks], seq_lens:
+    [requests], query_start_loc: [requests + 1], int32 on the GPU. A context of 0 tokens gives zeros. The
+    launch depends on shapes alone: safe to capture in a CUDA graph.
     """
     num_requests, num_heads, head_dim = len(seq_lens), q.shape[1], q.shape[2]
     _, block_size, num_kv_heads, _ = k_cache.shape
@@ -180,12 +182,15 @@ def decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_
     programs *= processors
     shape = (num_kv_heads, group, head_dim, max(16, triton.next_power_of_2(head_dim)),
              max(64, triton.next_power_of_2(num_requests)), tile, overlap)
-    early = {"launch_pdl": True} if overlap else {}         # may start before the kernel before has ended
+    # The combine kernel may start before the decode kernel has ended. The decode kernel itself waits:
+    # programs that start while others still fill the card are dealt out unevenly, and the fullest
+    # multiprocessor sets the time.
+    early = {"launch_pdl": True} if overlap else {}
     # One float32 result and one log-sum-exp for each of two cut pairs a program.
     partial = torch.empty(2 * programs * group * (head_dim + 1), dtype=torch.float32, device=q.device)
     launch(_decode_kernel, (programs, 1, 1),
            (q, k_cache, v_cache, out, partial, block_tables, seq_lens, query_start_loc),
            (scale, num_requests, block_tables.stride(0)), (q.stride(0),),
-           (*shape, max(16, triton.next_power_of_2(group)), block_size), num_warps=warps, num_stages=stages, **early)
+           (*shape, max(16, triton.next_power_of_2(group)), block_size), num_warps=warps, num_stages=stages)
     launch(_combine_kernel, (num_requests, num_heads, 1), (partial, out, seq_lens, query_start_loc),
            (num_requests, programs), (), (*shape, 16), num_warps=2, **early)

@@ -1,14 +1,14 @@
 """Prefill attention: any number of new tokens a request over its paged context, in one Triton kernel.
 
-The query rows of a request are its new tokens times the query heads that share a KV head, so that one load of K
-and V serves them all:
+The query rows of a request are its new tokens times the query heads that share a KV head, so that one load
+of K and V serves them all:
 
     row:     0        1        2        3        4        5      …        (GROUP = 2)
     token:   0        0        1        1        2        2      …        row // GROUP
     head:    0        1        0        1        0        1      …        row % GROUP
 
-A program takes up to ROWS of them and walks over the context in tiles of TILE tokens. The queries are the last
-tokens of the context; a query at position p sees keys 0 to p:
+A program takes up to ROWS of them and walks over the context in tiles of TILE tokens. The queries are the
+last tokens of the context; a query at position p sees keys 0 to p:
 
     keys ──►   0 … context already cached …│ new tokens
     query 0    ████████████████████████████│█
@@ -31,7 +31,7 @@ from paged.attention.triton_tile import LOG2_E, device_properties, launch, load_
 def _attend(q, m, l, acc, first, last, positions, length, table_ptr, k_base, v_base, scale, ROW: tl.constexpr,
             HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
             MASKED: tl.constexpr):
-    """Online softmax over tiles first to last − 1: m is the running maximum, l the sum, acc the weighted values."""
+    """Online softmax over tiles first to last − 1: running maximum m, running sum l, weighted values acc."""
     slots = tile_slots(first, length, table_ptr, BLOCK_SIZE, TILE)
     for tile in range(first, last):
         k = load_rows(k_base, slots, ROW, HEAD_DIM, PADDED_DIM)
@@ -54,13 +54,14 @@ def _attend(q, m, l, acc, first, last, positions, length, table_ptr, k_base, v_b
 
 @triton.jit(do_not_specialize=["num_requests", "table_stride"])
 def _prefill_kernel(q_ptr, k_ptr, v_ptr, out_ptr, block_tables_ptr, seq_lens_ptr, query_start_loc_ptr,
-                    scale, num_requests, table_stride, q_stride, NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
-                    HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, PADDED_REQUESTS: tl.constexpr,
-                    BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, MIN_QUERIES: tl.constexpr):
+                    scale, num_requests, table_stride, q_stride, NUM_KV_HEADS: tl.constexpr,
+                    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
+                    PADDED_REQUESTS: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr,
+                    TILE: tl.constexpr, MIN_QUERIES: tl.constexpr):
     TOKENS: tl.constexpr = ROWS // GROUP
     ROW: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
-    # Every request needs so many programs a KV head. Its last program has the longest context and is given out
-    # first, so that short ones fill the gaps at the end.
+    # Every request needs so many programs a KV head. Its last program has the longest context and is given
+    # out first, so that short ones fill the gaps at the end.
     index = tl.arange(0, PADDED_REQUESTS)
     starts = tl.load(query_start_loc_ptr + index, mask=index < num_requests, other=0)
     queries = tl.load(query_start_loc_ptr + index + 1, mask=index < num_requests, other=0) - starts
@@ -93,9 +94,10 @@ def _prefill_kernel(q_ptr, k_ptr, v_ptr, out_ptr, block_tables_ptr, seq_lens_ptr
     m = tl.full([ROWS], float("-inf"), tl.float32)
     l = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, PADDED_DIM], tl.float32)
-    m, l, acc = _attend(q, m, l, acc, 0, full, positions, length, table_ptr, k_base, v_base, scale * LOG2_E,
+    scale *= LOG2_E
+    m, l, acc = _attend(q, m, l, acc, 0, full, positions, length, table_ptr, k_base, v_base, scale,
                         ROW, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, TILE, False)
-    m, l, acc = _attend(q, m, l, acc, full, seen, positions, length, table_ptr, k_base, v_base, scale * LOG2_E,
+    m, l, acc = _attend(q, m, l, acc, full, seen, positions, length, table_ptr, k_base, v_base, scale,
                         ROW, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, TILE, True)
     acc = acc / tl.where(l > 0.0, l, 1.0)[:, None]                         # an empty context gives zeros
     tl.store(out_ptr + ((line * (NUM_KV_HEADS * GROUP) + head) * HEAD_DIM)[:, None] + dim[None, :],
@@ -103,20 +105,20 @@ def _prefill_kernel(q_ptr, k_ptr, v_ptr, out_ptr, block_tables_ptr, seq_lens_ptr
 
 
 def launch_shape(dtype: torch.dtype, head_dim: int, wide: bool) -> tuple[int, int, dict]:
-    """Query rows a program, tokens a tile, and Triton's options; measured on an H200 (wide: Hopper and later)."""
+    """Query rows a program, tokens a tile, Triton's options; measured on an H200 (wide: Hopper and later)."""
     if dtype == torch.float32:
         return 32, 16 if head_dim > 128 else 32, dict(num_warps=4, num_stages=2)
     if head_dim > 128:
         return 64, 32, dict(num_warps=4, num_stages=2)
-    if wide:                            # few registers, so that a multiprocessor holds two programs: one computes
-        return 128, 64, dict(num_warps=8, num_stages=2, maxnreg=128)           # while the other waits
+    if wide:            # few registers, so that a multiprocessor holds two programs: one computes, one waits
+        return 128, 64, dict(num_warps=8, num_stages=2, maxnreg=128)
     return 64, 64, dict(num_warps=4, num_stages=2)
 
 
 def prefill(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_tables: torch.Tensor,
             seq_lens: torch.Tensor, query_start_loc: torch.Tensor, scale: float, out: torch.Tensor,
             min_queries: int = 1) -> None:
-    """Write into `out` the attention of every request with at least `min_queries` queries; leave the rest alone.
+    """Write into `out` the attention of every request with at least `min_queries` queries, and of no other.
 
     q, out: [N, num_heads, head_dim], the heads of a token side by side; caches: [num_blocks, block_size,
     num_kv_heads, head_dim], contiguous like out; block_tables: [requests, max_blocks], seq_lens: [requests],
@@ -126,7 +128,7 @@ def prefill(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block
     _, block_size, num_kv_heads, _ = k_cache.shape
     group = num_heads // num_kv_heads
     rows, tile, options = launch_shape(q.dtype, head_dim, device_properties(q.device)[1])
-    # One program for each `rows // group` tokens of a request; the GPU knows how many, the CPU an upper bound.
+    # A program for each `rows // group` tokens of a request; the GPU knows how many, the CPU an upper bound.
     most = num_tokens // (rows // group) + min(num_requests, num_tokens)
     launch(_prefill_kernel, (most * num_kv_heads, 1, 1),
            (q, k_cache, v_cache, out, block_tables, seq_lens, query_start_loc),

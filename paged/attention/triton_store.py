@@ -1,6 +1,6 @@
 """Store new K and V into the paged cache: one Triton kernel.
 
-    token t ──► slot[t] = block × block_size + offset ──► row slot[t] of the cache: [num_kv_heads × head_dim] values
+    token t ──► slot[t] = block × block_size + offset ──► that row of the cache, num_kv_heads × head_dim long
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from paged.attention.triton_tile import launch
 @triton.jit(do_not_specialize=["num_tokens"])
 def _store_kernel(k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, slots_ptr, num_tokens,
                   k_token, k_head, k_dim, v_token, v_head, v_dim,          # strides of the new K and V
-                  NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr):
+                  NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, TOKENS: tl.constexpr,
+                  COLUMNS: tl.constexpr):
     # Column c of a row is value c % HEAD_DIM of head c // HEAD_DIM:
     #
     #     |  head 0: d = 0 1 2 …  |  head 1: d = 0 1 2 …  | … | masked up to a power of two |
@@ -39,8 +40,8 @@ def store(k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torc
     """Write K and V of new tokens into their slots; a token with slot −1 is skipped.
 
     k, v: [tokens, num_kv_heads, head_dim], any strides (slices of a fused projection, for example).
-    k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim], contiguous.
-    slots: [tokens], int32 or int64, on the same device. Nothing here waits for the GPU, so slots are not checked.
+    k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim], contiguous. slots: [tokens], int32
+    or int64, on the same device. Nothing here waits for the GPU, so slots are not checked.
     """
     num_tokens, num_kv_heads, head_dim = k.shape
     if num_tokens == 0:

@@ -1,14 +1,14 @@
-"""What the Triton attention kernels share: reading a tile of a context through its block table, and launching."""
+"""What the Triton attention kernels share: reading a tile through a block table, and launching."""
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 
-LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)      # exp(x) is exp2(x × log2 e), and exp2 is one instruction
+LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)  # exp(x) = exp2(x × log2 e); exp2 is one instruction
 
 
 @triton.jit
@@ -20,8 +20,8 @@ def tile_slots(tile, length, table_ptr, BLOCK_SIZE: tl.constexpr, TILE: tl.const
         table           7   7   7   1   1   1   4   4   4  …         physical block
         slot           21  22  23   3   4   5  12  13  14  …         block × BLOCK_SIZE + token % BLOCK_SIZE
 
-    Past the end the last token stands in: its row is known to hold numbers, where an unused row may hold NaN, and
-    0 × NaN is NaN. An empty context gives slot 0.
+    Past the end the last token stands in: its row is known to hold numbers, where an unused row may hold
+    NaN, and 0 × NaN is NaN. An empty context gives slot 0.
     """
     token = tl.maximum(tl.minimum(tile * TILE + tl.arange(0, TILE), length - 1), 0)
     block = tl.load(table_ptr + token // BLOCK_SIZE, mask=length > 0, other=0)
@@ -40,9 +40,9 @@ def load_rows(base, slots, ROW: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM
     return tl.load(pointers, mask=(tl.arange(0, PADDED_DIM) < HEAD_DIM)[None, :], other=0.0)
 
 
-@lru_cache(maxsize=None)
+@cache
 def device_properties(device: torch.device) -> tuple[int, bool]:
-    """Multiprocessors of a GPU, and whether it is of the Hopper or Blackwell generation (compute capability 9, 10).
+    """Multiprocessors of a GPU, and whether it is a Hopper or Blackwell (compute capability 9 or 10).
 
     In the interpreter 4 processors stand in for them.
     """
@@ -55,14 +55,14 @@ def device_properties(device: torch.device) -> tuple[int, bool]:
 _compiled: dict = {}
 
 
-def launch(kernel, grid: tuple[int, int, int], tensors: tuple, numbers: tuple, strides: tuple, constants: tuple,
-           **options) -> None:
+def launch(kernel, grid: tuple[int, int, int], tensors: tuple, numbers: tuple, strides: tuple,
+           constants: tuple, **options) -> None:
     """Start a Triton kernel whose parameters are tensors, numbers, strides and constants, in this order.
 
-    Does what `kernel[grid](...)` does, in half the time from the second call of a kind on: Triton analyses every
-    argument of every call, which takes longer than a small decode step. A kernel compiled once serves all calls
-    with the same constants, strides and types, as long as every tensor begins at a multiple of 16 bytes; it must
-    be declared not to specialize on its numbers.
+    Does what `kernel[grid](...)` does, in half the time from the second call of a kind on: Triton analyses
+    every argument of every call, which takes longer than a small decode step. A kernel compiled once serves
+    all calls with the same constants, strides and types, as long as every tensor begins at a multiple of 16
+    bytes; it must be declared not to specialize on its numbers.
     """
     if not tensors[0].is_cuda:
         kernel[grid](*tensors, *numbers, *strides, *constants, **options)
@@ -70,8 +70,8 @@ def launch(kernel, grid: tuple[int, int, int], tensors: tuple, numbers: tuple, s
     addresses = 0
     for tensor in tensors:
         addresses |= tensor.data_ptr()
-    key = (kernel, tensors[0].device, *[tensor.dtype for tensor in tensors], addresses % 16, strides, constants,
-           *options.values())
+    key = (kernel, tensors[0].device, *[tensor.dtype for tensor in tensors], addresses % 16, strides,
+           constants, *options.values())
     compiled = _compiled.get(key)
     if compiled is not None:
         compiled[grid](*tensors, *numbers, *strides, *constants)
