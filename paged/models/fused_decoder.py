@@ -28,7 +28,7 @@ from paged.models.decoder import Decoder
 Attend = Callable[[int, torch.Tensor], torch.Tensor]        # (layer, q) -> out; K and V are in the cache already
 
 
-NARROW = 1
+NARROW = 2
 """Tokens up to which `narrow_product` is faster than the library's products, measured on an H200."""
 
 
