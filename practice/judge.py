@@ -156,9 +156,11 @@ class Judge:
         def saved():
             found = []
             for exercise in watched:
-                path = self.answers.path(exercise)
-                changed = path.stat().st_mtime_ns if path.exists() else None
-                if changed != times.get(exercise.name) and changed is not None:
+                try:
+                    changed = self.answers.path(exercise).stat().st_mtime_ns
+                except FileNotFoundError:            # not started, or an editor is about to rename a new file
+                    continue
+                if changed != times.get(exercise.name):
                     found.append(exercise)
                 times[exercise.name] = changed
             return found
@@ -321,6 +323,8 @@ def parse(arguments):
 def main(arguments=None):
     if hasattr(sys.stdout, "reconfigure"):           # a redirected stream on Windows cannot print ✓ otherwise
         sys.stdout.reconfigure(encoding="utf-8", errors="replace")
+    if os.name == "nt":
+        os.system("")                                # switches the colours of a Windows console on
     options = parse(sys.argv[1:] if arguments is None else list(arguments))
     judge = Judge(options.answers, (lambda text: None) if options.json else print, options.seconds)
     word = getattr(options, "exercise", None)
@@ -337,7 +341,7 @@ def main(arguments=None):
             status, data = judge.grade(word, options.file)
         else:
             status, data = getattr(judge, options.command)(word)
-    except Refused as error:
+    except (Refused, OSError) as error:
         status, data = 2, {"error": str(error)}
         if not options.json:
             print(f"judge: {error}", file=sys.stderr)

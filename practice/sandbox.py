@@ -138,6 +138,8 @@ def _obituary(child, answer, faults, errors):
         if name == "SIGKILL":
             return "the system ended the process (SIGKILL): most likely it ran out of memory", frames
         return f"the answer crashed the Python process ({name})", frames
+    if code > 255:                                   # Windows says it with a code of its own
+        return f"the answer crashed the Python process (0x{code:08X})", frames
     said = b"".join(error for error in errors if error).decode("utf-8", "replace").strip().splitlines()
     last = f": {said[-1]}" if said else ""
     return f"the Python process ended with code {code}{last}", frames

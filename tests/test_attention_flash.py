@@ -1,7 +1,8 @@
 """The flash backend hands each library what it wants, and says in a sentence why one cannot be used.
 
-No GPU and no flash-attn here: modules with the same signatures stand in for the libraries, and compute what the
-library would from exactly the arguments they are given. What this cannot show is that the library does the same.
+No GPU and no flash-attn here: modules with the same signatures stand in for the libraries, and compute what
+the library would from exactly the arguments they are given. What this cannot show is that the library does
+the same.
 """
 
 import sys
@@ -24,8 +25,8 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, qv=None, rotary
 
 
 def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0,
-                           softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None,
-                           deterministic=False, return_attn_probs=False, block_table=None):
+                           softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
+                           alibi_slopes=None, deterministic=False, return_attn_probs=False, block_table=None):
     assert causal and k.shape[1] % 256 == 0 and cu_seqlens_k.dtype == block_table.dtype == torch.int32
     assert max_seqlen_q >= int(cu_seqlens_q.diff().max()) and max_seqlen_k >= int(cu_seqlens_k.diff().max())
     return reference.run(q, k, v, block_table, cu_seqlens_k.diff(), cu_seqlens_q, softmax_scale)
@@ -62,7 +63,8 @@ def test_every_library_gets_what_it_wants(monkeypatch, module, block_size):
     assert flash.why_not(q, k) is None and flash.choose_library(q, k).module == module
     assert choose_backend(q, k, "flash") == ("flash", flash)
     assert_close(flash.run(q, k, v, *rest), want)
-    assert_close(flash.run(q, k, v, ragged, rest[1].tolist(), rest[2].tolist(), rest[3], max_query_len=66), want)
+    lists = ragged, rest[1].tolist(), rest[2].tolist()
+    assert_close(flash.run(q, k, v, *lists, rest[3], max_query_len=66), want)
 
 
 def test_the_first_that_can(monkeypatch):
@@ -70,7 +72,8 @@ def test_the_first_that_can(monkeypatch):
     q = torch.randn(1, 4, 64, dtype=torch.bfloat16)
     assert flash.choose_library(q, torch.empty(2, 1, 2, 64, dtype=torch.bfloat16)).name == "FlashAttention-3"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 0))
-    assert flash.choose_library(q, torch.empty(2, 256, 2, 64, dtype=torch.bfloat16)).name == "FlashAttention-2"
+    cache = torch.empty(2, 256, 2, 64, dtype=torch.bfloat16)
+    assert flash.choose_library(q, cache).name == "FlashAttention-2"
 
 
 def test_every_refusal_is_a_sentence(monkeypatch):
@@ -78,8 +81,8 @@ def test_every_refusal_is_a_sentence(monkeypatch):
     if not torch.cuda.is_available():
         assert "needs a GPU" in flash.why_not(q, cache)
     install(monkeypatch)
-    assert flash.why_not(q, cache) == ("FlashAttention-3 is not installed; FlashAttention-2 is not installed; "
-                                       "PyTorch's varlen_attn is not installed")
+    assert flash.why_not(q, cache) == ("FlashAttention-3 is not installed; FlashAttention-2 is not "
+                                       "installed; PyTorch's varlen_attn is not installed")
     install(monkeypatch, "flash_attn", "torch.nn.attention.varlen")
     assert "multiple of 256, not 16" in flash.why_not(q, cache)
     install(monkeypatch, "flash_attn_interface")

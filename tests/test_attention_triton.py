@@ -1,8 +1,8 @@
-"""The Triton attention kernels give what the float32 reference gives, whatever the lengths, shapes and rubbish.
+"""The Triton attention kernels give what the float32 reference gives, whatever lengths, shapes and rubbish.
 
-Without a GPU they run in Triton's interpreter on small inputs; the tests marked gpu repeat that at full size and in
-bfloat16. In every case the blocks are dealt in random order, every cache row that no token wrote is NaN, and block
-tables are padded with a block number that does not exist.
+Without a GPU they run in Triton's interpreter on small inputs; the tests marked gpu repeat that at full
+size and in bfloat16. In every case the blocks are dealt in random order, every cache row that no token
+wrote is NaN, and block tables are padded with a block number that does not exist.
 """
 
 import pytest
@@ -32,7 +32,8 @@ def batch(requests, num_heads, num_kv_heads, head_dim, block_size, dtype=torch.f
     for request, (context, _) in enumerate(requests):
         for index in range(blocks[request]):
             block = tables[request, index] = next(deal)
-            rows = slice(block * block_size, block * block_size + min(block_size, context - index * block_size))
+            first = block * block_size
+            rows = slice(first, first + min(block_size, context - index * block_size))
             k[rows] = torch.randn(k[rows].shape, generator=generator)
             v[rows] = torch.randn(v[rows].shape, generator=generator)
     queries = torch.tensor([new for _, new in requests])
@@ -107,7 +108,7 @@ def test_through_paged_attention_with_ragged_lists_and_strided_queries():
     ragged = [row[:-(-n // 4)] for row, n in zip(tables.tolist(), lengths.tolist())]
     wide = torch.randn(len(q), 12, 16, device=DEVICE)
     wide[:, 3:7] = q
-    got = paged_attention(wide[:, 3:7], kv, 0, ragged, lengths.tolist(), starts.tolist(), scale, backend="triton")
+    got = paged_attention(wide[:, 3:7], kv, 0, ragged, lengths.tolist(), starts.tolist(), scale, "triton")
     assert_close(got, reference.run(q, k, v, ragged, lengths, starts, scale))
     assert len(paged_attention(q[:0], kv, 0, [[]], [0], [0, 0], scale, backend="triton")) == 0
 
@@ -128,8 +129,8 @@ def test_refusals_name_the_reason(monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("shape", [(16, 8, 128, 16), (16, 1, 128, 1), (9, 3, 64, 256), (5, 5, 80, 3), (12, 4, 96, 17),
-                                   (4, 2, 256, 128)])
+@pytest.mark.parametrize("shape", [(16, 8, 128, 16), (16, 1, 128, 1), (9, 3, 64, 256), (5, 5, 80, 3),
+                                   (12, 4, 96, 17), (4, 2, 256, 128)])
 def test_large(shape, dtype):
     requests = [(3000, 1), (700, 700), (4097, 513), (0, 1), (1, 1), (2048, 1), (129, 128), (0, 0), (6000, 1)]
     assert_as_reference(requests, *shape, dtype=dtype)

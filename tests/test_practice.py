@@ -29,7 +29,7 @@ BY_NAME = {exercise.name: exercise for exercise in EXERCISES}
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_check(name):
-    """The solution passes; the starter and every wrong answer run and fail; three hints; examples that run."""
+    """The solution passes; starter and wrong answers run and fail; three hints; examples that run."""
     if why_not := sandbox.why_not(BY_NAME[name].kind):
         pytest.skip(why_not)
     assert judge.faults_of(BY_NAME[name]) == []
@@ -425,8 +425,9 @@ def test_nothing_is_left_running_or_printed_into_the_judge(folder, tmp_path):
 
 def test_watch_judges_on_save(folder):
     write(folder, "slots", BY_NAME["slots"].starter)
-    process = subprocess.Popen([sys.executable, "-u", str(ROOT / "practice/judge.py"), "watch", "slots",
-                                "--answers", str(folder)], stdout=subprocess.PIPE, text=True, encoding="utf-8")
+    command = [sys.executable, "-u", str(ROOT / "practice/judge.py"), "watch", "slots"]
+    process = subprocess.Popen([*command, "--answers", str(folder)], stdout=subprocess.PIPE, text=True,
+                               encoding="utf-8")
     try:
         for line in process.stdout:
             if "0 of" in line:

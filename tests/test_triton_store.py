@@ -28,7 +28,8 @@ def assert_stored(num_tokens, num_kv_heads, head_dim, block_size, dtype=torch.fl
     assert torch.equal(v_cache.flatten(0, 1), want_v)
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (5, 3, 24, 4), (9, 5, 80, 3), (4, 8, 128, 16), (7, 3, 500, 17)])
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (5, 3, 24, 4), (9, 5, 80, 3), (4, 8, 128, 16),
+                                   (7, 3, 500, 17)])
 def test_any_shape(shape):
     assert_stored(*shape)
 

@@ -4,17 +4,20 @@
 // insertText, which keeps the browser's undo history whole.
 
 (() => {
-  const KEYWORDS = new Set(("and as assert async await break class continue def del elif else except finally for from " +
-    "global if import in is lambda match nonlocal not or pass raise return try while with yield").split(" "));
-  const CONSTANTS = new Set(["None", "True", "False"]);
-  const BUILTINS = new Set(("abs all any bool bytes dict divmod enumerate filter float frozenset getattr hasattr hash int " +
-    "isinstance iter len list map max min next object print property range repr reversed round set sorted str sum super " +
-    "tuple type zip Exception IndexError KeyError MemoryError NotImplementedError RuntimeError StopIteration TypeError " +
-    "ValueError").split(" "));
+  const words = (text) => new Set(text.trim().split(/\s+/));
+  const KEYWORDS = words(`and as assert async await break class continue def del elif else except finally for from
+    global if import in is lambda match nonlocal not or pass raise return try while with yield`);
+  const CONSTANTS = words("None True False");
+  const BUILTINS = words(`abs all any bool bytes dict divmod enumerate filter float frozenset getattr hasattr hash
+    int isinstance iter len list map max min next object print property range repr reversed round set sorted str sum
+    super tuple type zip Exception IndexError KeyError MemoryError NotImplementedError RuntimeError StopIteration
+    TypeError ValueError`);
+  // A string that is not closed goes on to the end of its line, or, with three quotes, of the text.
+  const STRING = String.raw`"""[\s\S]*?(?:"""|$(?![\s\S]))|'''[\s\S]*?(?:'''|$(?![\s\S]))` +
+    String.raw`|"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?`;
   const TOKEN = new RegExp([
     String.raw`(?<comment>#[^\n]*)`,
-    String.raw`(?<string>\b[rbfu]{0,2}(?:"""[\s\S]*?(?:"""|$)|'''[\s\S]*?(?:'''|$)|"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?)` +
-      String.raw`|"""[\s\S]*?(?:"""|$)|'''[\s\S]*?(?:'''|$)|"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?)`,
+    String.raw`(?<string>(?:\b[rbfu]{1,2})?(?:${STRING}))`,
     String.raw`(?<decorator>(?<=^[ \t]*)@[\w.]+)`,
     String.raw`(?<number>\b\d[\d_]*(?:\.[\d_]*)?(?:e[+-]?\d+)?\b|\b0x[\da-f_]+\b)`,
     String.raw`(?<word>[A-Za-z_]\w*)`,
@@ -49,8 +52,8 @@
       this.onRun = onRun;
       this.leave = false;                               // Esc was pressed: the next Tab leaves the editor
       element.classList.add("practice-editor", "highlight");
-      element.innerHTML = '<pre class="lines" aria-hidden="true"></pre><pre class="colours" aria-hidden="true"></pre>' +
-        '<textarea spellcheck="false" autocapitalize="off" autocomplete="off" autocorrect="off" wrap="off"></textarea>';
+      element.innerHTML = `<pre class="lines" aria-hidden="true"></pre><pre class="colours" aria-hidden="true"></pre>
+        <textarea spellcheck="false" autocapitalize="off" autocomplete="off" autocorrect="off" wrap="off"></textarea>`;
       [this.lines, this.colours, this.area] = element.children;
       this.area.setAttribute("aria-label", label);
       this.area.value = text;
@@ -123,13 +126,14 @@
         event.preventDefault();
         const indent = before.match(/^ */)[0];
         this.insert("\n" + indent + (/:\s*(#.*)?$/.test(before) ? "    " : ""));
-      } else if (event.key === "Backspace" && start === end && /^ +$/.test(before) && !command && !event.altKey) {
+      } else if (event.key === "Backspace" && start === end && /^ +$/.test(before) && !command) {
         event.preventDefault();
         area.setSelectionRange(start - ((before.length - 1) % 4 + 1), start);
         document.execCommand("delete");
       } else if (command && event.key === "/") {
         event.preventDefault();
-        this.eachLine((line) => /^\s*#/.test(line) ? line.replace(/^(\s*)# ?/, "$1") : line.replace(/^(\s*)(?=\S)/, "$1# "));
+        this.eachLine((line) => /^\s*#/.test(line) ? line.replace(/^(\s*)# ?/, "$1")
+          : line.replace(/^(\s*)(?=\S)/, "$1# "));
       }
       if (!["Shift", "Control", "Alt", "Meta"].includes(event.key)) this.leave = false;
     }

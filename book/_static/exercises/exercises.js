@@ -3,6 +3,7 @@
 (() => {
   const { exercises, runner, worker: workerSource, files, cdn, local, limit } = window.PRACTICE;
   const here = new URL(".", document.currentScript.src);
+  const TOO_LONG = `no end after ${limit} seconds: an endless loop, or far too slow`;
 
   const element = (name, attributes = {}, ...children) => {
     const made = document.createElement(name);
@@ -79,7 +80,8 @@
       this.running = null;
       const saved = store.read().answers[this.job.name];
       this.runButton = element("button", { type: "button", class: "run", onclick: () => this.run() }, "Run");
-      this.stopButton = element("button", { type: "button", class: "stop", hidden: true, onclick: () => this.stop() }, "Stop");
+      this.stopButton = element("button",
+        { type: "button", class: "stop", hidden: true, onclick: () => this.stop() }, "Stop");
       this.resetButton = element("button", { type: "button", onclick: () => this.reset() }, "Reset");
       this.status = element("span", { class: "status", role: "status" });
       const box = element("div");
@@ -111,7 +113,8 @@
     }
 
     reset() {
-      if (this.editor.text !== this.job.starter && !confirm("Put the starter in the place of your answer? (Undo brings it back.)")) return;
+      if (this.editor.text !== this.job.starter
+          && !confirm("Put the starter in the place of your answer? Undo brings it back.")) return;
       this.editor.text = this.job.starter;
       this.results.replaceChildren();
       this.say("");
@@ -130,7 +133,7 @@
           if (event.event === "started") {
             this.say("Running …");
             run.began = performance.now();
-            timer = setTimeout(() => this.stop(`no end after ${limit} seconds: an endless loop, or far too slow`), 1000 * limit);
+            timer = setTimeout(() => this.stop(TOO_LONG), 1000 * limit);
           } else if (event.event === "case") [run.case, run.call] = [event.case, null];
           else if (event.event === "step") run.call = event.call;
           else if (event.event === "problem") run.problem = event;
@@ -138,15 +141,14 @@
         })]);
       } catch (error) {
         python.stop();
-        this.interrupted(run, run.case === null && !run.call ? `Python could not be loaded: ${error.message}` :
-          `the answer crashed Python: ${error.message}`);
+        const began = run.case !== null || run.call;
+        this.interrupted(run, `${began ? "the answer crashed Python" : "Python could not be loaded"}: ${error.message}`);
       }
       clearTimeout(timer);
       this.running = null;
       this.runButton.disabled = false;
+      if (document.activeElement === this.stopButton) this.runButton.focus();
       this.stopButton.hidden = true;
-      const focused = this.root.contains(document.activeElement) && document.activeElement === this.stopButton;
-      if (focused) this.runButton.focus();
       this.show(run);
       if (run.cases.some((found) => /MemoryError/.test(found.error || ""))) python.stop();
     }
@@ -163,7 +165,7 @@
 
     interrupted(run, sentence) {
       if (run.case === null) run.problem = { sentence, trace: [], printed: "" };
-      else run.cases.push({ case: run.case, passed: false, before: [], call: run.call, error: sentence, trace: [], printed: "" });
+      else run.cases.push({ case: run.case, passed: false, before: [], call: run.call, error: sentence });
     }
 
     show(run) {
@@ -171,17 +173,18 @@
       const seconds = ((performance.now() - run.began) / 1000).toFixed(1);
       if (run.problem) {
         this.say("The answer could not be judged.");
-        this.results.replaceChildren(element("div", { class: "failure" }, element("pre", {}, run.problem.sentence),
-          this.frames(run.problem.trace), this.printed(run.problem)));
+        this.results.replaceChildren(element("div", { class: "failure" },
+          element("pre", {}, run.problem.sentence), this.frames(run.problem.trace), this.printed(run.problem)));
         return;
       }
-      this.say(failed.length ? `${run.cases.length - failed.length} of ${run.cases.length} cases pass (${seconds} s).` :
-        `Solved: all ${run.cases.length} cases pass (${seconds} s).`);
+      const [count, passed] = [run.cases.length, run.cases.length - failed.length];
+      this.say(`${failed.length ? `${passed} of ${count}` : `Solved: all ${count}`} cases pass (${seconds} s).`);
       const list = element("ul", { class: "cases" });
       for (const found of run.cases) {
         const name = `${found.passed ? "✓" : "✗"} ${found.case}`;
         list.append(element("li", { class: found.passed ? "passed" : "failed" }, found.passed ? name :
-          element("details", { class: "case", open: found === failed[0] }, element("summary", {}, name), this.failure(found))));
+          element("details", { class: "case", open: found === failed[0] },
+            element("summary", {}, name), this.failure(found))));
       }
       this.results.replaceChildren(list);
       if (!failed.length) this.solved();
@@ -194,27 +197,28 @@
       const next = names[names.indexOf(this.job.name) + 1];
       this.results.prepend(element("div", { class: "success" }, element("p", {}, element("strong", {}, "Solved.")),
         why ? [...why.cloneNode(true).childNodes] : null,
-        next ? element("p", {}, "Next: ", element("a", { href: `${next}.html` }, exercises[next])) : null));
+        next && element("p", {}, "Next: ", element("a", { href: `${next}.html` }, exercises[next]))));
     }
 
     failure(found) {
       const rows = element("dl");
       const row = (name, text, kind = "") => text != null &&
         rows.append(element("dt", {}, name), element("dd", {}, element("pre", { class: kind }, text)));
-      const before = found.before.length > 12 ? [`# ${found.before.length - 12} statements`, ...found.before.slice(-12)] : found.before;
+      const left = Math.max(0, found.before.length - 12);
+      const before = [...(left ? [`# ${left} statements`] : []), ...found.before.slice(left)];
       row("after", before.length ? before.join("\n") : null, "muted");
       row("call", found.call ?? "(before the first call)");
       row("expected", found.expected, "good");
       row("got", found.got, "bad");
-      if (found.note && found.note !== `expected ${found.expected}, got ${found.got}`) row("that is", found.note);
+      if (found.note !== `expected ${found.expected}, got ${found.got}`) row("that is", found.note);
       row("error", found.error, "bad");
-      return element("div", { class: "failure" }, rows, this.frames(found.trace || []), this.printed(found));
+      return element("div", { class: "failure" }, rows, this.frames(found.trace), this.printed(found));
     }
 
-    frames(trace) {
-      return trace.map((frame) => element("p", { class: "frame" },
-        element("button", { type: "button", class: "line", onclick: () => this.editor.show(frame.line) }, `line ${frame.line}`),
-        ` in ${frame.function}: `, element("code", {}, frame.source)));
+    frames(trace = []) {
+      return trace.map(({ line, function: name, source }) => element("p", { class: "frame" },
+        element("button", { type: "button", class: "line", onclick: () => this.editor.show(line) }, `line ${line}`),
+        ` in ${name}: `, element("code", {}, source)));
     }
 
     printed(found) {
@@ -229,7 +233,8 @@
       this.root = root;
       this.summary = root.querySelector(".practice-summary");
       this.message = element("p", { role: "status" });
-      this.file = element("input", { type: "file", accept: ".json,.py", multiple: true, hidden: true, onchange: () => this.bring() });
+      this.file = element("input",
+        { type: "file", accept: ".json,.py", multiple: true, hidden: true, onchange: () => this.bring() });
       root.append(element("div", { class: "bar" },
         element("button", { type: "button", onclick: () => this.export() }, "Export"),
         element("button", { type: "button", onclick: () => this.file.click() }, "Import"), this.file), this.message);
@@ -241,7 +246,8 @@
       const { answers, solved } = store.read();
       const names = Object.keys(exercises);
       const count = names.filter((name) => solved[name]).length;
-      this.summary.replaceChildren(element("progress", { max: names.length, value: count, "aria-label": "solved" }),
+      this.summary.replaceChildren(
+        element("progress", { max: names.length, value: count, "aria-label": "solved" }),
         ` ${count} of ${names.length} solved`);
       for (const row of this.root.querySelectorAll("tr[data-exercise]")) {
         const name = row.dataset.exercise;
@@ -278,9 +284,10 @@
       }
       this.file.value = "";
       const mine = store.read();
-      const names = Object.keys(incoming.answers).filter((name) => name in exercises && typeof incoming.answers[name] === "string");
+      const names = Object.keys(exercises).filter((name) => typeof incoming.answers[name] === "string");
       const differ = names.filter((name) => mine.answers[name] && mine.answers[name] !== incoming.answers[name]);
-      const replace = differ.length > 0 && confirm(`Answers here are different: ${differ.join(", ")}. Put the imported ones in their place?`);
+      const replace = differ.length > 0
+        && confirm(`Answers here are different: ${differ.join(", ")}. Put the imported ones in their place?`);
       const taken = names.filter((name) => replace || !differ.includes(name));
       store.change((all) => {
         for (const name of taken) all.answers[name] = incoming.answers[name];
@@ -291,8 +298,9 @@
         }
       });
       this.draw();
-      this.message.textContent = `${taken.length} answers imported` + (taken.length < names.length ? `, ${names.length - taken.length} kept as they were here` : "") +
-        (refused.length ? `. Not an export: ${refused.join(", ")}` : "") + ".";
+      const kept = names.length - taken.length;
+      this.message.textContent = `${taken.length} answers imported${kept ? `, ${kept} kept as they were here` : ""}.`
+        + (refused.length ? ` Not an export: ${refused.join(", ")}.` : "");
     }
   }
 
