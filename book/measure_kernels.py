@@ -1,7 +1,8 @@
-"""Measure the decode kernels that the chapter *Kernels* builds: python book/measure_kernels.py [--output FILE]
+"""Measure the decode kernels of the chapter *Kernels*: python book/measure_kernels.py [--output FILE]
 
-The code is taken from the chapter itself, from its cells tagged `version`, so that what is plotted there is what is
-printed there. The last version is the package's own decode kernel. Times are of calls inside a CUDA graph.
+The code is taken from the chapter itself, from its cells tagged `version`, so that what is plotted there is
+what is printed there. The last version is the package's own decode kernel. Times are of calls inside a CUDA
+graph.
 """
 
 from __future__ import annotations
@@ -22,8 +23,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from paged.attention import triton_backend
 from paged.bench.common import machine
-from paged.bench.kernels import (DTYPE, HEAD_DIM, NUM_KV_HEADS, TOKEN_BYTES, Inputs, Shape, ceilings, decode_shape,
-                                 graph_times, skewed_contexts)
+from paged.bench.kernels import (
+    DTYPE,
+    HEAD_DIM,
+    NUM_KV_HEADS,
+    Inputs,
+    Shape,
+    ceilings,
+    decode_shape,
+    graph_times,
+    skewed_contexts,
+)
 
 CELL = re.compile(r"```\{code-cell\} ipython3\n:tags: \[(?:[^\]]*, )?version\]\n\n(.*?)```", re.DOTALL)
 HEADER = """import torch
@@ -34,13 +44,15 @@ from paged.attention.triton_tile import load_rows, tile_slots
 
 
 def versions_of(chapter: Path, folder: Path) -> list:
-    """The functions of the chapter whose docstring begins with "Version", imported from a file in `folder`."""
+    """The chapter's functions whose docstring begins with "Version", imported from a file in `folder`."""
     path = folder / "versions.py"
-    path.write_text("\n\n".join([HEADER, *CELL.findall(chapter.read_text(encoding="utf-8"))]), encoding="utf-8")
+    cells = CELL.findall(chapter.read_text(encoding="utf-8"))
+    path.write_text("\n\n".join([HEADER, *cells]), encoding="utf-8")
     spec = importlib.util.spec_from_file_location("versions", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return [f for f in vars(module).values() if inspect.isfunction(f) and (f.__doc__ or "").startswith("Version")]
+    functions = filter(inspect.isfunction, vars(module).values())
+    return [function for function in functions if (function.__doc__ or "").startswith("Version")]
 
 
 def equal_shares(q, k_cache, v_cache, tables, lengths, scale):
@@ -51,7 +63,8 @@ def equal_shares(q, k_cache, v_cache, tables, lengths, scale):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write the record, with raw samples, as JSON")
+    parser.add_argument("--output", type=Path, metavar="FILE",
+                        help="write the record, with raw samples, as JSON")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("this measurement needs a CUDA device")
@@ -69,10 +82,11 @@ def main() -> None:
                 error = (version(*sets[0]).float() - want).norm() / want.norm()
                 assert error < 1e-2, f"{version.__name__} differs by {error:.1e}"
                 times = graph_times(version, sets, 20)
-                record["rows"].append({"version": version.__name__, "what": version.__doc__, "shape": shape.name,
-                                       "bytes": sum(shape.contexts) * TOKEN_BYTES, "graph_us": times})
-                share = shape.bytes / statistics.median(times) * 1e6 / record["copy_bytes_per_s"]
-                print(f"{shape.name:<12}{version.__name__:<20}{statistics.median(times):>10,.1f} µs {share:>6.2f} of copy")
+                record["rows"].append({"version": version.__name__, "what": version.__doc__,
+                                       "shape": shape.name, "bytes": shape.bytes, "graph_us": times})
+                median = statistics.median(times)
+                share = shape.bytes / median * 1e6 / record["copy_bytes_per_s"]
+                print(f"{shape.name:<12}{version.__name__:<20}{median:>10,.1f} µs {share:>6.2f} of copy")
     if args.output:
         args.output.write_text(json.dumps(record) + "\n", encoding="utf-8")
 

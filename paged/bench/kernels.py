@@ -1,9 +1,9 @@
-"""The attention kernels against the bandwidth and the matrix rate of the card: `python -m paged bench kernels`.
+"""The attention kernels against bandwidth and matrix rate of the card: `python -m paged bench kernels`.
 
-Every shape is measured for every backend that can run it here, beside PyTorch's SDPA over the same K and V laid out
-contiguously. Two times are taken: one call after the other as Python makes them, and, for kernels that never wait
-for the CPU, the same calls inside a CUDA graph. CUDA events, after a warm-up; the calls take turns over inputs that
-together exceed the L2 cache; K, V and Q are random, and so is the order of the blocks.
+Every shape is measured for every backend that can run it here, beside PyTorch's SDPA over the same K and V
+laid out contiguously. Two times are taken: one call after the other as Python makes them, and, for kernels
+that never wait for the CPU, the same calls inside a CUDA graph. CUDA events, after a warm-up; the calls take
+turns over inputs that together exceed the L2 cache; K, V and Q are random, and so is the order of the blocks.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class Shape:
 
 
 def decode_shape(num_requests: int, context: int, block_size: int = 16) -> Shape:
-    return Shape("decode", f"{num_requests} × {context:,}", (context,) * num_requests, (1,) * num_requests, block_size)
+    """So many requests with the same context, one new token each."""
+    return Shape("decode", f"{num_requests} × {context:,}", (context,) * num_requests, (1,) * num_requests,
+                 block_size)
 
 
 def skewed_contexts() -> tuple[int, ...]:
@@ -82,8 +84,8 @@ class Inputs:
         k, v = (x[: x.shape[0] // shape.block_size * shape.block_size].unflatten(0, (-1, shape.block_size))
                 for x in pool)
         if sum(needed) > len(k):
-            raise ValueError(f"{shape.name} needs {sum(needed)} blocks of {shape.block_size}, and this card's memory "
-                             f"leaves {len(k)}")
+            raise ValueError(f"{shape.name} needs {sum(needed)} blocks of {shape.block_size}, and the memory "
+                             f"of this card leaves {len(k)}")
         sets = max(1, min(sets, len(k) // sum(needed), -(-2**29 // shape.bytes)))
         order = torch.randperm(len(k), generator=generator)[: sets * sum(needed)].int()
         starts = torch.tensor([0, *itertools.accumulate(shape.queries)], dtype=torch.int32, device=device)
@@ -119,7 +121,7 @@ def call_times(function: Callable, sets: Sequence[tuple], repetitions: int) -> l
 
 
 def graph_times(function: Callable, sets: Sequence[tuple], repetitions: int) -> list[float]:
-    """Microseconds of a call inside a CUDA graph: each sample is one replay of several calls, divided by these."""
+    """Microseconds of a call inside a CUDA graph: a sample is a replay of several calls over their number."""
     calls = list(itertools.islice(itertools.cycle(sets), max(8, len(sets))))
     for inputs in calls[:3]:
         function(*inputs)
@@ -149,7 +151,8 @@ def contenders(shape: Shape, inputs: Inputs) -> Iterable[tuple[str, Callable, li
             whole = shape.queries == shape.contexts
             options |= {"is_causal": True} if whole else {
                 "attn_mask": causal_lower_right(shape.queries[0], shape.contexts[0])}
-        yield "sdpa", lambda q, k, v: F.scaled_dot_product_attention(q, k, v, **options), inputs.contiguous(shape)
+        yield ("sdpa", lambda q, k, v: F.scaled_dot_product_attention(q, k, v, **options),
+               inputs.contiguous(shape))
 
 
 def measure(shape: Shape, pool: torch.Tensor, device: str, repetitions: int) -> list[dict]:
@@ -163,7 +166,7 @@ def measure(shape: Shape, pool: torch.Tensor, device: str, repetitions: int) -> 
             row["call_us"] = call_times(function, sets, repetitions)
             if name not in NO_GRAPH:
                 row["graph_us"] = graph_times(function, sets, repetitions)
-        except (RuntimeError, ValueError) as error:        # out of memory, or a mask SDPA's kernels do not take
+        except (RuntimeError, ValueError) as error:        # out of memory, or a mask that SDPA does not take
             row["failed"] = str(error).splitlines()[0]
         rows.append(row)
     return rows
@@ -197,7 +200,8 @@ def ceilings(device: str, repetitions: int) -> dict:
     copy = statistics.median(call_times(target.copy_, [(source,)], repetitions))
     a, b = torch.randn(2, 8192, 8192, device=device, dtype=DTYPE)
     product = statistics.median(call_times(torch.mm, [(a, b)], repetitions))
-    return {"copy_bytes_per_s": 2 * source.nbytes / copy * 1e6, "matrix_flop_per_s": 2 * 8192**3 / product * 1e6}
+    return {"copy_bytes_per_s": 2 * source.nbytes / copy * 1e6,
+            "matrix_flop_per_s": 2 * 8192**3 / product * 1e6}
 
 
 def table(record: dict) -> str:
@@ -220,15 +224,19 @@ def table(record: dict) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m paged bench kernels", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--output", type=Path, metavar="FILE", help="also write the record, with raw samples, as JSON")
-    parser.add_argument("--repetitions", type=int, default=30, metavar="N", help="samples of each time (default 30)")
+    """Measure every shape, print the table and write the record; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m paged bench kernels",
+                                     description=__doc__.split("\n\n")[0])
+    parser.add_argument("--output", type=Path, metavar="FILE",
+                        help="also write the record, with raw samples, as JSON")
+    parser.add_argument("--repetitions", type=int, default=30, metavar="N",
+                        help="samples of each time (default 30)")
     args = parser.parse_args(argv)
     if args.repetitions < 1:
         raise ValueError(f"--repetitions is {args.repetitions}: it must be at least 1")
     if not torch.cuda.is_available():
-        raise ValueError("this benchmark needs a CUDA device: Triton's interpreter shows what a kernel computes, "
-                         "and its time says nothing about a GPU")
+        raise ValueError("this benchmark needs a CUDA device: Triton's interpreter shows what a kernel "
+                         "computes, and its time says nothing about a GPU")
     device = "cuda"
     record = machine("python -m paged bench kernels") | ceilings(device, args.repetitions)
     record |= {"dtype": "bfloat16", "heads": [NUM_HEADS, NUM_KV_HEADS, HEAD_DIM], "rows": []}
