@@ -6,9 +6,10 @@ Continuous batching with one token budget. Each step:
     2. running requests in the middle of their prompt get a chunk                (arrival order)
     3. waiting requests are admitted and get their first chunk                   (arrival order)
 
-until the budget, the seats (max_num_seqs) or the free blocks are used up. A running request that needs a
-block when none is free preempts the youngest running one, which may be itself. The oldest request is never
-preempted, and every request fits the pool on its own, so the oldest always advances and every request ends.
+until the budget, the seats (max_num_seqs) or the free blocks are used up. A request is admitted when all of
+its prompt fits the free blocks, and takes them as its chunks come. A running request that needs a block when
+none is free preempts the youngest running one, which may be itself. The oldest is never preempted, and every
+request fits the pool on its own, so the oldest always advances and every request ends.
 
 Follows Orca (Yu et al., OSDI 2022), Sarathi-Serve (Agrawal et al., OSDI 2024) and the scheduler of vLLM V1.
 """
@@ -149,12 +150,14 @@ class Scheduler:
         if self.prefix_cache is not None:
             hits, request.prefix = self.prefix_cache.match(request.token_ids, request.salt)
         cached = len(hits) * self.block_size
-        num_tokens = min(len(request.token_ids) - cached, self._budget)
-        new = blocks_needed(cached + num_tokens, self.block_size) - len(hits)
-        if new > self._free_beside(hits):
+        # Its chunks take their blocks as they come, but all must be there now: a prompt let in for its first
+        # chunk alone may be put out before its last, and be computed again and again.
+        if blocks_needed(len(request.token_ids), self.block_size) - len(hits) > self._free_beside(hits):
             self._blocked = request, len(hits), self.pool.num_free()
             return False
+        num_tokens = min(len(request.token_ids) - cached, self._budget)
         self.pool.share(hits)
+        new = blocks_needed(cached + num_tokens, self.block_size) - len(hits)
         request.block_table = hits + self.pool.allocate(new)
         request.num_computed_tokens = cached
         request.num_registered_blocks = len(hits)
@@ -193,11 +196,11 @@ class Scheduler:
         self.register_computed(request, min(end, request.num_prompt_tokens))
 
     def _swap_back(self, request: Request) -> bool:
-        """Blocks for a swapped request and its next tokens. False if too few are free."""
+        """Blocks for a swapped request and its next tokens. False if too few are free for all it has."""
+        if blocks_needed(len(request.token_ids), self.block_size) > self.pool.num_free():
+            return False
         num_tokens = min(len(request.token_ids) - request.num_computed_tokens, self._budget)
         blocks = self.pool.allocate(blocks_needed(request.num_computed_tokens + num_tokens, self.block_size))
-        if blocks is None:
-            return False
         self._swap_in += zip(request.host_block_table, blocks)
         self.host_pool.free(reversed(request.host_block_table))
         request.block_table, request.host_block_table = blocks, []

@@ -87,6 +87,19 @@ def test_two_half_admitted_prompts_do_not_lock_each_other_out():
     for first in (0, 50, 100):
         add(engine, prompt(14, first), 3)                          # each needs the whole pool
     run(engine, max_steps=40)
+    assert engine.scheduler.num_preemptions == 0
+
+
+def test_a_prompt_is_let_in_when_all_of_it_fits_and_not_for_its_first_chunk():
+    """Else it fills what is left, is put out before its last chunk, and is computed again and again."""
+    engine = make_engine(num_blocks=10, block_size=2, max_num_batched_tokens=5, enable_prefix_caching=False)
+    add(engine, prompt(4), 12)
+    engine.step()
+    engine.step()
+    assert engine.block_pool.num_free() == 7
+    add(engine, prompt(15, 50), 2)                                 # two chunks would fit, and then no more
+    run(engine)
+    assert engine.runner.num_computed_tokens == 4 + 11 + 15 + 1
 
 
 # ── seats and order ───────────────────────────────────────────────────────────────────────────────────
