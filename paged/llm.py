@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 from tqdm import tqdm
 
+from paged.attention import BACKENDS
 from paged.engine import Engine, EngineConfig
 from paged.models.loader import Loaded, load
 from paged.request import RequestOutput
@@ -52,6 +53,12 @@ class LLM:
                  seed: int = 0, speedups: Speedups = Speedups(), trace: Trace = NO_TRACE):
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
+        try:
+            device = str(torch.device(device))
+        except RuntimeError as error:
+            raise ValueError(f"device is {device!r}: choose cpu, cuda, cuda:1 and so on, or auto") from error
+        if attention_backend != "auto" and attention_backend not in BACKENDS:
+            raise ValueError(f"attention_backend is {attention_backend!r}: choose auto, {', '.join(BACKENDS)}")
         if not 0 < gpu_memory_utilization <= 1:
             raise ValueError(f"gpu_memory_utilization is {gpu_memory_utilization!r}: it must be above 0, at most 1")
         if max_num_batched_tokens is None:
@@ -161,15 +168,16 @@ class LLM:
         one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], (int, dict)))
         ids = []
         for prompt in [prompts] if one else prompts:
-            is_chat = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], dict)
-            if (isinstance(prompt, str) or is_chat) and self.tokenizer is None:
+            is_text = isinstance(prompt, str)
+            is_chat = isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], dict)
+            if not isinstance(prompt, Sequence) or not is_text and not is_chat and any(
+                    isinstance(token, str) for token in prompt):
+                raise ValueError(f"the prompt {prompt!r} is neither a string, nor a list of token ids, nor a list of "
+                                 f"{{'role', 'content'}} messages")
+            if (is_text or is_chat) and self.tokenizer is None:
                 raise ValueError("this model came without a tokenizer: give prompts as lists of token ids")
-            if isinstance(prompt, str):
-                ids.append(self.tokenizer.encode(prompt))
-            elif is_chat:
-                ids.append(self.tokenizer.chat(prompt))
-            else:
-                ids.append(list(prompt))
+            ids.append(self.tokenizer.encode(prompt) if is_text else
+                       self.tokenizer.chat(prompt) if is_chat else list(prompt))
         return ids
 
     @staticmethod

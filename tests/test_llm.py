@@ -1,0 +1,169 @@
+"""LLM: prompts of every form, streaming, progress, refusals and interruptions, on a small random model.
+
+Protects contract 4 of the package's interface. The default model itself is at the end.
+"""
+
+import pytest
+import torch
+
+from paged import LLM, SamplingParams, Trace
+from paged.models.decoder import random_decoder
+from paged.models.loader import Loaded
+from small_models import TINY_LLAMA
+
+GREEDY = SamplingParams(temperature=0, max_tokens=5)
+
+
+class Letters:
+    """A tokenizer of one letter a token: token i is chr(97 + i % 26)."""
+
+    def encode(self, text):
+        return [(ord(letter) - 97) % 26 for letter in text]
+
+    def token_bytes(self, token):
+        return bytes([97 + token % 26])
+
+    def chat(self, messages):
+        return self.encode("".join(message["role"][0] + message["content"] for message in messages))
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return Loaded(random_decoder(TINY_LLAMA), TINY_LLAMA, Letters(), {3}, 0)
+
+
+@pytest.fixture
+def llm(loaded):
+    return LLM(loaded, device="cpu", block_size=4, num_blocks=64)
+
+
+def test_prompts_of_every_form(llm):
+    by_ids = llm.generate([0, 1, 2], GREEDY, use_tqdm=False)
+    by_text = llm.generate("abc", GREEDY, use_tqdm=False)
+    assert by_ids[0].outputs[0].token_ids == by_text[0].outputs[0].token_ids
+    text = "".join(chr(97 + t % 26) for t in by_text[0].outputs[0].token_ids)
+    assert by_text[0].outputs[0].text in (text, text[:-1])        # the end-of-sequence token is no text
+    chat = [{"role": "user", "content": "abc"}]
+    one, two = llm.generate(chat, GREEDY, use_tqdm=False), llm.generate([chat, "uabc", [20, 0, 1, 2]], GREEDY,
+                                                                        use_tqdm=False)
+    assert len({tuple(output.outputs[0].token_ids) for output in one + two}) == 1
+    assert [output.prompt_token_ids for output in two] == [[20, 0, 1, 2]] * 3
+    assert llm.generate([], GREEDY, use_tqdm=False) == []
+
+
+def test_one_params_a_prompt(llm):
+    params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (1, 4)]
+    outputs = llm.generate(["abc", "abd"], params, use_tqdm=False)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 4]
+    assert [output.outputs[0].finish_reason for output in outputs] == ["length", "length"]
+    with pytest.raises(ValueError, match="2 sampling_params for 1 prompts"):
+        llm.generate(["abc"], params, use_tqdm=False)
+
+
+def test_stream_gives_what_generate_gives(llm):
+    params = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
+    (whole,) = llm.generate("hello", params, use_tqdm=False)
+    pieces = [output.outputs[0].new_text for output in llm.stream("hello", params)]
+    assert "".join(pieces) == whole.outputs[0].text and len(pieces) == 9
+
+
+def test_closing_a_stream_early_aborts_its_request(llm):
+    stream = llm.stream("hello", SamplingParams(max_tokens=50, ignore_eos=True))
+    next(stream)
+    stream.close()
+    assert not llm.engine.has_unfinished()
+    assert llm.engine.block_pool.num_free() == 64
+
+
+def test_a_refused_prompt_runs_none_and_leaves_none(llm):
+    with pytest.raises(ValueError, match="empty"):
+        llm.generate(["abc", ""], GREEDY, use_tqdm=False)
+    assert not llm.engine.has_unfinished()
+    for prompts, words in [("a" * 300, "max_model_len"), ([[999]], "999"), (["abc", 5], "prompt"),
+                           ([["abc"]], "prompt")]:
+        with pytest.raises((ValueError, TypeError), match=words):
+            llm.generate(prompts, GREEDY, use_tqdm=False)
+    assert llm.engine.block_pool.num_free() == 64
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_an_interruption_leaves_the_engine_empty_and_usable(llm, error, monkeypatch):
+    want = llm.generate(["abc", "xyz"], GREEDY, use_tqdm=False)
+    calls = []
+    sampled_rows = llm.runner.sampled_rows
+
+    def interrupted(batch):
+        calls.append(batch)
+        if len(calls) == 3:
+            raise error
+        return sampled_rows(batch)
+
+    monkeypatch.setattr(llm.runner, "sampled_rows", interrupted)
+    with pytest.raises(error):
+        llm.generate(["abc", "xyz"], GREEDY, use_tqdm=False)
+    monkeypatch.undo()
+    assert not llm.engine.has_unfinished() and llm.engine.block_pool.num_free() == 64
+    got = llm.generate(["abc", "xyz"], GREEDY, use_tqdm=False)
+    assert [o.outputs[0].token_ids for o in got] == [o.outputs[0].token_ids for o in want]
+
+
+def test_stop_strings_and_eos(llm):
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    text = llm.generate("hello", params, use_tqdm=False)[0].outputs[0].text
+    stop = text[4:6]
+    (output,) = llm.generate("hello", SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop=stop),
+                             use_tqdm=False)
+    assert output.outputs[0].text == text[:text.index(stop)]
+    assert output.outputs[0].finish_reason == "stop"
+
+
+def test_sizes_are_checked_before_anything_is_loaded(monkeypatch):
+    monkeypatch.setattr("paged.llm.load", lambda *args: pytest.fail("it was loaded"))
+    for kwargs, words in [({"block_size": 0}, "block_size is 0"), ({"num_blocks": -1}, "num_blocks is -1"),
+                          ({"max_num_seqs": 0}, "max_num_seqs"), ({"max_num_batched_tokens": 0}, "max_num_batched"),
+                          ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization is 1.5"),
+                          ({"attention_backend": "fast"}, "fast"), ({"device": "gpu"}, "gpu"),
+                          ({"preemption": "drop"}, "drop")]:
+        with pytest.raises(ValueError, match=words):
+            LLM("default", **kwargs)
+    with pytest.raises(TypeError, match="blocksize"):
+        LLM("default", blocksize=16)
+
+
+def test_a_model_length_beyond_the_models_own_is_refused(loaded):
+    with pytest.raises(ValueError, match="max_model_len is 999; the model was trained for 256"):
+        LLM(loaded, device="cpu", max_model_len=999)
+
+
+def test_the_pool_takes_what_a_cpu_can_use(loaded):
+    trace = Trace()
+    llm = LLM(loaded, device="cpu", block_size=4, max_num_seqs=2, trace=trace)
+    assert llm.engine.config.num_blocks == 2 * 256 // 4
+    assert [event["event"] for event in trace.events][:1] == ["MODEL_WEIGHTS_LOADED"]
+
+
+def test_an_impossible_pool_is_a_sentence(loaded):
+    with pytest.raises(MemoryError, match="lower num_blocks"):
+        LLM(loaded, device="cpu", num_blocks=10**13)
+
+
+def test_preemption_by_swapping_gives_the_same_text(loaded):
+    prompts, params = ["abcdefgh", "ijklmnop", "qrstuvwx"], SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    roomy = LLM(loaded, device="cpu", block_size=4, num_blocks=64).generate(prompts, params, use_tqdm=False)
+    for preemption in ("recompute", "swap"):
+        tight = LLM(loaded, device="cpu", block_size=4, num_blocks=10, preemption=preemption)
+        outputs = tight.generate(prompts, params, use_tqdm=False)
+        assert sum(output.metrics.num_preemptions for output in outputs) > 0
+        assert [o.outputs[0].text for o in outputs] == [o.outputs[0].text for o in roomy]
+
+
+@pytest.mark.default_model
+def test_the_default_model_answers():
+    torch.set_num_threads(2)
+    llm = LLM("default", num_blocks=64)
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    (output,) = llm.generate(question, SamplingParams(temperature=0, max_tokens=20), use_tqdm=False)
+    assert output.outputs[0].text == "The capital of France is Paris."
+    assert output.outputs[0].finish_reason == "stop"
+    (again,) = llm.generate(question, SamplingParams(temperature=0, max_tokens=20), use_tqdm=False)
+    assert again.num_cached_tokens >= 16 and again.outputs[0].text == output.outputs[0].text

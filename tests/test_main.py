@@ -1,0 +1,92 @@
+"""The command line: a user's mistake ends in one sentence and status 2, an interruption in 130, never in a traceback."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from paged.__main__ import main
+from test_llm import loaded  # noqa: F401 - a fixture
+
+
+@pytest.fixture
+def tiny(loaded, monkeypatch):  # noqa: F811
+    """A command line whose models are all the small random one."""
+    monkeypatch.setattr("paged.llm.load", lambda *args: loaded)
+
+
+def test_generate_streams_and_tells_its_times(tiny, capsys):
+    assert main(["generate", "hello", "--raw", "--max-tokens", "4", "--stats", "--num-blocks", "40"]) == 0
+    out, err = capsys.readouterr()
+    assert len(out.strip()) in (3, 4) and "ms" in err
+
+
+def test_generate_reads_standard_input(tiny, capsys, monkeypatch):
+    import io
+    main(["generate", "hello", "--system", "be", "--max-tokens", "4"])
+    want = capsys.readouterr().out
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello"))
+    assert main(["generate", "-", "--system", "be", "--max-tokens", "4"]) == 0
+    assert capsys.readouterr().out == want
+
+
+def test_trace_prints_and_saves(tiny, capsys, tmp_path):
+    path = tmp_path / "events.jsonl"
+    assert main(["trace", "hello", "help", "--max-tokens", "3", "--save", str(path), "--num-blocks", "40"]) == 0
+    out = capsys.readouterr().out
+    for name in ("SCHEDULE_PREFILL", "SCHEDULE_DECODE", "KV_BLOCK_ALLOCATE", "KV_BLOCK_RELEASE", "STATE_TRANSITION"):
+        assert name in out
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    assert events[0]["event"] == "MODEL_WEIGHTS_LOADED"
+
+
+@pytest.mark.parametrize("argv, words", [
+    (["generate", "hi", "--model", "no/such/directory"], "no/such/directory"),
+    (["generate", "hi", "--model", "missing.gguf"], "missing.gguf"),
+    (["generate", "hi", "--block-size", "0"], "block_size is 0"),
+    (["generate", "hi", "--num-blocks", "0"], "num_blocks is 0"),
+    (["generate", "hi", "--max-tokens", "0"], "max_tokens is 0"),
+    (["generate", "hi", "--temperature", "-1"], "temperature is -1"),
+    (["generate", "hi", "--device", "cuda:7"], "cuda:7"),
+    (["generate", "hi", "--dtype", "int3"], "int3"),
+])
+def test_mistakes_are_sentences(argv, words, capsys):
+    assert main(argv) == 2
+    err = capsys.readouterr().err.strip()
+    assert err.startswith("paged: ") and words in err and len(err.splitlines()) == 1
+
+
+def test_impossible_prompts_are_sentences(tiny, capsys):
+    assert main(["generate", "", "--raw"]) == 2
+    assert "empty" in capsys.readouterr().err
+    assert main(["generate", "a" * 300, "--raw"]) == 2
+    assert "max_model_len" in capsys.readouterr().err
+
+
+def test_a_directory_without_weights(tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}))
+    assert main(["generate", "hi", "--model", str(tmp_path)]) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+def test_ctrl_c(tiny, capsys, monkeypatch):
+    def interrupted(self, batch):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("paged.runner.ModelRunner.execute", interrupted)
+    assert main(["generate", "hello", "--raw", "--max-tokens", "5"]) == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_help_and_unknown_arguments():
+    for argv in (["--help"], ["generate", "--help"], ["bench", "--help"], ["models", "--help"]):
+        assert subprocess.run([sys.executable, "-m", "paged", *argv], capture_output=True).returncode == 0
+    done = subprocess.run([sys.executable, "-m", "paged", "generate", "hi", "--modle", "x"], capture_output=True, text=True)
+    assert done.returncode == 2 and "--modle" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_models_tells_what_can_be_loaded(capsys):
+    assert main(["models"]) == 0
+    out = capsys.readouterr().out
+    assert "SmolLM2-135M-Instruct" in out and "Qwen3ForCausalLM" in out
