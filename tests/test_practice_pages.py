@@ -296,7 +296,7 @@ def test_answers_are_carried_out_and_in(address, context, browser, tmp_path):
 
 @pytest.mark.book
 def test_from_the_cdn_every_file_is_checked(site, address, context):
-    """Without Pyodide in the site it comes from the CDN, and a file with another hash is refused."""
+    """Without Pyodide in the site, or in a page opened from a file, it comes from the CDN, hash by hash."""
     data = (site / "_static/exercises/data.js").read_text(encoding="utf-8")
     spoiled = []
 
@@ -316,6 +316,9 @@ def test_from_the_cdn_every_file_is_checked(site, address, context):
     page.reload()
     run(page)
     assert "Python could not be loaded" in page.inner_text(".practice .results")
+    spoiled.clear()
+    page.goto((site / "book/practice/slots.html").as_uri())
+    assert "Solved" in run(page, BY_NAME["slots"].solution)
 
 
 JUDGE_ALL = """async (jobs) => {

@@ -79,12 +79,22 @@
       this.lines.textContent = Array.from({ length: count }, (_, i) => i + 1).join("\n") + "\n";
     }
 
+    // Keep the cursor in view. The textarea is as large as its text, and what scrolls is the box around it.
+    reveal() {
+      const box = this.area.parentElement, before = this.text.slice(0, this.area.selectionEnd).split("\n");
+      const height = (this.lines.clientHeight - 24) / (this.text.split("\n").length + 1);
+      const bottom = 12 + before.length * height;
+      box.scrollTop = Math.max(Math.min(box.scrollTop, bottom - height - 12), bottom + 24 - box.clientHeight);
+      if (!before.pop()) box.scrollLeft = 0;
+    }
+
     insert(text) {
       // execCommand is the one way to change a textarea that the browser can undo.
       if (!document.execCommand("insertText", false, text)) {
         this.area.setRangeText(text, this.area.selectionStart, this.area.selectionEnd, "end");
         this.area.dispatchEvent(new Event("input"));
       }
+      this.reveal();
     }
 
     // Put the cursor at the start of a line, and the line into view.
@@ -92,6 +102,7 @@
       const start = this.text.split("\n").slice(0, line - 1).join("\n").length + (line > 1 ? 1 : 0);
       this.area.focus();
       this.area.setSelectionRange(start, start + (this.text.slice(start).split("\n")[0].length));
+      this.reveal();
     }
 
     // Replace the lines of the selection by change(line).

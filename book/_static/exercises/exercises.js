@@ -39,10 +39,13 @@
     worker: null,
     ready: null,
     start() {
-      const url = URL.createObjectURL(new Blob([workerSource], { type: "text/javascript" }));
+      // Opened from a file, a page may neither start such a worker from a blob nor read the files beside it:
+      // then the worker's text is its address, and Pyodide comes from the CDN.
+      const fromFile = location.protocol === "file:";
+      const url = fromFile ? `data:text/javascript,${encodeURIComponent(workerSource)}`
+        : URL.createObjectURL(new Blob([workerSource], { type: "text/javascript" }));
       const worker = this.worker = new Worker(url, { type: "module" });
-      // Opened from a file, a page may not read the files beside it: then Pyodide comes from the CDN.
-      const base = local && location.protocol !== "file:" ? new URL("pyodide/", here).href : cdn;
+      const base = local && !fromFile ? new URL("pyodide/", here).href : cdn;
       this.ready = new Promise((resolve, reject) => {
         worker.onerror = (event) => reject(new Error(event.message || "the worker could not be started"));
         worker.onmessage = ({ data }) => data.ready ? resolve() : reject(new Error(data.fatal));
