@@ -39,10 +39,11 @@ def cases():
         admit([("a", 6)], 10, 8, 1, 4)              # → [("a", 1)]
         admit([("a", 6)], 10, 8, 0, 4)              # → []
     """
-    yield "a chunk takes blocks for itself, not for the whole prompt", """
-        admit([("a", 100)], 2, 8, 8, 4)             # → [("a", 8)]
-        admit([("a", 100)], 1, 8, 8, 4)             # → []
-        admit([("a", 100)], 2, 8, 9, 4)             # → []
+    yield "all blocks of a prompt must be free, though its first chunk needs fewer", """
+        admit([("a", 100)], 25, 8, 8, 4)            # → [("a", 8)]
+        admit([("a", 100)], 24, 8, 8, 4)            # → []
+        admit([("a", 4), ("b", 100)], 25, 8, 8, 4)  # → [("a", 4)]
+        admit([("a", 4), ("b", 100)], 26, 8, 8, 4)  # → [("a", 4), ("b", 4)]
     """
     yield "blocks run out, and nobody overtakes", """
         admit([("a", 4), ("b", 8), ("c", 4)], 2, 8, 100, 4)     # → [("a", 4)]

@@ -23,10 +23,10 @@ def admit(waiting: list[tuple[str, int]], num_free: int, free_seats: int, budget
     for name, num_prompt_tokens in waiting:
         if not free_seats or not budget:
             break
-        num_tokens = min(num_prompt_tokens, budget)
-        blocks = -(-num_tokens // block_size)
+        blocks = -(-num_prompt_tokens // block_size)            # for all of it, not for the chunk alone
         if blocks > num_free:
             break
+        num_tokens = min(num_prompt_tokens, budget)
         num_free -= blocks
         budget -= num_tokens
         admitted.append((name, num_tokens))

@@ -23,11 +23,11 @@ def admit(waiting: list[tuple[str, int]], num_free: int, free_seats: int, budget
     for name, num_prompt_tokens in waiting:
         if not free_seats or not budget:
             break
+        blocks = -(-num_prompt_tokens // block_size)            # for all of it, not for the chunk alone
+        if blocks > num_free:
+            break
         num_tokens = num_prompt_tokens
         if num_tokens > budget:
-            break
-        blocks = -(-num_tokens // block_size)
-        if blocks > num_free:
             break
         num_free -= blocks
         free_seats -= 1

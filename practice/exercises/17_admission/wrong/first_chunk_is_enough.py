@@ -1,4 +1,4 @@
-"""Wants blocks for the whole prompt where the first chunk is all that is computed."""
+"""Lets a prompt in when its first chunk fits: it may be put out again before its last."""
 
 def check_request(num_prompt_tokens: int, max_tokens: int, max_model_len: int, num_blocks: int,
                   block_size: int) -> int:
@@ -24,7 +24,7 @@ def admit(waiting: list[tuple[str, int]], num_free: int, free_seats: int, budget
         if not free_seats or not budget:
             break
         num_tokens = min(num_prompt_tokens, budget)
-        blocks = -(-num_prompt_tokens // block_size)
+        blocks = -(-num_tokens // block_size)
         if blocks > num_free:
             break
         num_free -= blocks
