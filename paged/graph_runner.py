@@ -87,7 +87,8 @@ class GraphRunner(ModelRunner):
         self._sent: dict[int, tuple[list[int], int]] = {}    # seat -> its block table, and blocks sent of it
         self._steps: dict[tuple[int, int], tuple] = {}       # (tokens, rows) -> (inputs, outputs, graph)
         step = 8 if max_num_seqs >= 8 else 1
-        self.mixed_sizes = [size for size in MIXED_SIZES if size <= max(16, max_num_batched_tokens)]
+        last = next((size for size in MIXED_SIZES if size >= max_num_batched_tokens), MIXED_SIZES[-1])
+        self.mixed_sizes = [size for size in MIXED_SIZES if size <= last]
         self.decode_sizes = sorted({1, 2, 4} & set(range(max_num_seqs + 1))
                                    | set(range(step, max_num_seqs + 1, step)) | {max_num_seqs})
 
@@ -183,7 +184,7 @@ class GraphRunner(ModelRunner):
             seat = self._seat_of[request] = self._free_seats.pop()
             self._sent.pop(seat, None)
             self.temperatures[seat] = request.params.temperature
-            self.seeds[seat] = request.seed
+            self.seeds[seat] = request.seed % 2**63         # any integer is a seed
         return seat
 
     def _send_tables(self, batch: Batch, seats: list[int], decode: bool) -> list[int]:
