@@ -32,8 +32,8 @@ def main(orders_path):
     faults = open(orders["faults"], "w", encoding="utf-8")
     faulthandler.enable(faults)
     watch = Watch(faults, orders["seconds"])
-    _prepare(orders["kind"])
-    _limit_memory(orders["kind"], orders["memory_mb"])
+    if not _prepare(orders["kind"]):
+        _limit_memory(orders["kind"], orders["memory_mb"])
     sys.path.pop(0)                                  # an answer that says `import runner` gets no judge
     for path in orders["answers"]:
         send({"event": "answer", "answer": path})
@@ -100,9 +100,9 @@ def read_source(path):
 
 
 def _prepare(kind):
-    """Import the heavy libraries before the first case is timed, and choose Triton's interpreter."""
+    """Import the heavy libraries before the first case is timed; whether kernels run on a GPU."""
     if kind == "python":
-        return
+        return False
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     import torch
 
@@ -111,10 +111,14 @@ def _prepare(kind):
         if not torch.cuda.is_available():
             os.environ["TRITON_INTERPRET"] = "1"     # must be set before the import
         import triton  # noqa: F401
+    return kind == "triton" and os.environ.get("TRITON_INTERPRET") != "1"
 
 
 def _limit_memory(kind, megabytes):
-    """Cap the memory of this process, where the system can (Linux; not macOS and Windows)."""
+    """Cap the memory of this process, where the system can (Linux; not macOS and Windows).
+
+    Not with a GPU in use: CUDA maps more than any sensible limit.
+    """
     try:
         import resource
     except ImportError:
