@@ -1,8 +1,9 @@
 """Between loaded weights and the first request: warm-up, memory budget, one allocation, graphs.
 
 The cache takes what is left of the card's share, so everything else must be known first. What a step needs beside
-the weights shows only when a step runs: the warm-up runs the largest one (max_num_batched_tokens, as prompts as long
-as they may be) over a small cache, and captures the largest graphs, before the pool is sized.
+the weights shows only when a step runs: the warm-up runs the largest ones (max_num_batched_tokens, as prompts as long
+as they may be; and every seat drawing through the filters) over a small cache, and captures the largest graphs,
+before the pool is sized.
 
     total × utilization  │ weights │ others on the card │ activations of a step │ graphs │  K/V blocks …        │
                          └──────── used now ───────────┘└── peak − current ─────┘
@@ -109,19 +110,37 @@ class MemoryBudget:
                                     self.block_bytes)
 
 
+def warm_up(engine: Engine) -> None:
+    """Run the two steps that take most memory beside the weights, through an idle engine without prefix caching.
+
+    The first computes as many tokens as a step may, as prompts as long as they may be. In the second every seat
+    draws a token through filters and log-probabilities: float32 rows of the whole vocabulary, several times over.
+    """
+    c = engine.config
+    prompt = min(c.max_model_len, c.max_num_batched_tokens)
+    for num_requests, length, params in (
+            (c.max_num_batched_tokens // prompt, prompt, SamplingParams(max_tokens=1)),
+            (c.max_num_seqs, 1, SamplingParams(max_tokens=1, top_p=0.5, logprobs=1))):
+        for _ in range(min(c.max_num_seqs, num_requests)):
+            engine.add_request([0] * length, params)
+        while engine.has_unfinished():
+            engine.step()
+
+
 def measure_budget(decoder: Decoder, block_size: int, max_num_seqs: int, max_model_len: int,
                    max_num_batched_tokens: int, utilization: float, attention_backend: str = "auto",
                    speedups: Speedups = Speedups(), trace: Trace | None = None) -> MemoryBudget:
-    """Warm up with the largest step and measure what it takes; the kernels are compiled on the way.
+    """Warm up with the largest steps and measure what they take; the kernels are compiled on the way.
 
-    Raises MemoryError, with the numbers, when the card has no room for that step.
+    Raises MemoryError, with the numbers, when the card has no room for them.
     """
     start = time.perf_counter()
     prompt = min(max_model_len, max_num_batched_tokens)
     num_prompts = max(1, min(max_num_seqs, max_num_batched_tokens // prompt))
-    config = EngineConfig(num_blocks=num_prompts * blocks_needed(prompt, block_size), block_size=block_size,
-                          max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
-                          max_model_len=max_model_len, enable_prefix_caching=False)
+    num_blocks = max(num_prompts * blocks_needed(prompt, block_size), max_num_seqs)
+    config = EngineConfig(num_blocks=num_blocks, block_size=block_size, max_num_seqs=max_num_seqs,
+                          max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len,
+                          enable_prefix_caching=False)
     quiet = Speedups(False, speedups.fused, speedups.narrow_products, False)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -129,10 +148,7 @@ def measure_budget(decoder: Decoder, block_size: int, max_num_seqs: int, max_mod
         runner = make_runner(decoder, config, attention_backend, quiet)
         small_cache = runner.kv.data.nbytes
         engine = Engine(config, runner)
-        for _ in range(num_prompts):
-            engine.add_request([0] * prompt, SamplingParams(max_tokens=1))
-        while engine.has_unfinished():
-            engine.step()
+        warm_up(engine)
         peak = torch.cuda.max_memory_allocated() - small_cache
         current = torch.cuda.memory_allocated() - small_cache
         graphs = 0
