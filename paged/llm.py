@@ -15,7 +15,7 @@ from paged.models.loader import Loaded, load
 from paged.request import RequestOutput
 from paged.sampling import BeamSearchParams, SamplingParams
 from paged.slots import blocks_needed
-from paged.startup import Speedups, cpu_num_blocks, make_runner, measure_budget
+from paged.startup import Speedups, block_bytes, cpu_num_blocks, make_runner, measure_budget
 from paged.trace import NO_TRACE, Trace
 
 Prompt = "str | list[int] | list[dict[str, str]]"
@@ -86,6 +86,7 @@ class LLM:
             num_blocks = min(self.budget.num_blocks, max_num_seqs * blocks_needed(max_model_len, block_size))
         elif num_blocks is None:
             num_blocks = cpu_num_blocks(loaded.decoder, *sizes)
+            trace.emit("KV_BUDGET_ESTIMATE", num_blocks=num_blocks, block_bytes=block_bytes(loaded.decoder, block_size))
         config = EngineConfig(num_blocks=num_blocks, block_size=block_size, max_num_seqs=max_num_seqs,
                               max_num_batched_tokens=max_num_batched_tokens,
                               max_model_len=min(max_model_len, num_blocks * block_size),

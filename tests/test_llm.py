@@ -139,7 +139,8 @@ def test_the_pool_takes_what_a_cpu_can_use(loaded):
     trace = Trace()
     llm = LLM(loaded, device="cpu", block_size=4, max_num_seqs=2, trace=trace)
     assert llm.engine.config.num_blocks == 2 * 256 // 4
-    assert [event["event"] for event in trace.events][:1] == ["MODEL_WEIGHTS_LOADED"]
+    assert [event["event"] for event in trace.events] == ["MODEL_WEIGHTS_LOADED",
+                                                                               "KV_BUDGET_ESTIMATE"]
 
 
 def test_an_impossible_pool_is_a_sentence(loaded):
