@@ -70,9 +70,10 @@ def fetch_pyodide() -> Path | None:
         return None
     cached.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cached.parent) as folder:
-        command = [npm, "pack", f"pyodide@{PYODIDE}", "--silent", "--pack-destination", folder]
+        command = [npm, "pack", f"pyodide@{PYODIDE}", "--silent", "--pack-destination", folder,
+                   "--fetch-retries=1", "--fetch-timeout=30000"]
         try:
-            subprocess.run(command, cwd=folder, capture_output=True, timeout=300, check=True)
+            subprocess.run(command, cwd=folder, capture_output=True, timeout=120, check=True)
             with tarfile.open(next(Path(folder).glob("*.tgz"))) as archive:
                 for name in FILES:
                     Path(folder, name).write_bytes(archive.extractfile(f"package/{name}").read())
