@@ -1,4 +1,4 @@
-"""The kernel benchmark counts bytes and operations right and deals its inputs fairly; its record can be judged.
+"""The kernel benchmark counts bytes and operations right, deals inputs fairly, and its record can be judged.
 
 The times themselves need a GPU and are not asserted anywhere.
 """
