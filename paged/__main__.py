@@ -12,6 +12,7 @@ BENCHMARKS = {
     "prefix": "hit rate and cost of the prefix caches, without a model",
     "scheduler": "cost of scheduling and block logic, without a model",
     "workload": "tokens a second, end to end",
+    "peer": "decoding beside transformers' generate, in one run",
 }
 
 
