@@ -64,7 +64,7 @@ class Engine:
         self.scheduler = Scheduler(self.block_pool, config.block_size, self.prefix_cache, config.max_num_seqs,
                                    config.max_num_batched_tokens, host_pool, self.trace)
         self._groups: dict[str, list[Request]] = {}        # unfinished requests of each request id
-        self._in_flight: deque[tuple[Batch, object]] = deque()
+        self._in_flight: deque[tuple[Batch, object, list[int]]] = deque()
         self._num_in_step = 0                              # unfinished requests that cannot be run ahead
 
     # ── requests ──────────────────────────────────────────────────────────────────────────────────────
@@ -158,16 +158,16 @@ class Engine:
             if batch is not None:
                 if self.trace.limit:
                     figures = step_figures(self.scheduler, batch, preemptions)
-                self._in_flight.append((batch, self._launch(batch)))
-                self.scheduler.advance(batch)
+                handle = self._launch(batch)
+                self._in_flight.append((batch, handle, self.scheduler.advance()))
             ahead = int(batch is not None and self._runs_ahead and not self._num_in_step)
             while len(self._in_flight) > ahead:
-                batch, handle = self._in_flight.popleft()
+                batch, handle, contexts = self._in_flight.popleft()
                 tokens = self._collect(handle)
                 if len(tokens) != len(batch.requests):
                     raise ValueError(f"the runner returned {len(tokens)} tokens for "
                                      f"{len(batch.requests)} requests")
-                self._update(batch, tokens, outputs)
+                self._update(batch, contexts, tokens, outputs)
         except BaseException:
             self._start_over()
             raise
@@ -202,11 +202,12 @@ class Engine:
                 for request in list(group):                # one may have been on its way out
                     self._finish_if_complete(request)
 
-    def _update(self, batch: Batch, tokens: Sequence[int], outputs: dict[str, RequestOutput]) -> None:
+    def _update(self, batch: Batch, contexts: list[int], tokens: Sequence[int],
+                outputs: dict[str, RequestOutput]) -> None:
         """Enter what a step computed: full blocks, tokens, forks, ends."""
         now = time.perf_counter()
         block_size, running, finished = self.config.block_size, Status.RUNNING, Status.FINISHED
-        for request, computed, token, logprobs in zip(batch.requests, batch.seq_lens, tokens,
+        for request, computed, token, logprobs in zip(batch.requests, contexts, tokens,
                                                       batch.logprobs or repeat(None)):
             status, output, token_ids = request.status, request.output, request.token_ids
             if status is finished:                         # ended after this step was launched

@@ -221,16 +221,19 @@ class Scheduler:
 
     # ── after the step ────────────────────────────────────────────────────────────────────────────────
 
-    def advance(self, batch: Batch) -> None:
-        """The batch is on its way: from here on its tokens count as computed, and each next token is PENDING.
+    def advance(self) -> list[int]:
+        """The step is on its way: from here on its tokens count as computed, and each next token is PENDING.
 
         So the next step can be scheduled before this one's tokens are known. A request whose last token is
-        pending has nothing left to schedule.
+        pending has nothing left to schedule. Returns how many tokens of each request are computed now.
         """
-        for request, computed in zip(batch.requests, batch.seq_lens):
-            request.num_computed_tokens = computed
+        contexts = []
+        for request, num_tokens in self._scheduled.items():
+            request.num_computed_tokens = computed = request.num_computed_tokens + num_tokens
+            contexts.append(computed)
             if computed == len(request.token_ids) < request.max_num_tokens - 1:
                 request.token_ids.append(PENDING)
+        return contexts
 
     def register_computed(self, request: Request, num_computed_tokens: int) -> None:
         """The K and V of so many tokens are in the cache: register the blocks that they fill."""
