@@ -103,10 +103,10 @@ class BeamSearch:
         completions = []
         for index, found in enumerate(self.hypotheses):
             visible = found.token_ids[:-1] if found.finish_reason == "stop" else found.token_ids
+            text = b"" if tokenizer is None else b"".join(map(tokenizer.token_bytes, visible))
             completions.append(CompletionOutput(
-                index, text=tokenizer.decode(visible) if tokenizer is not None else "",
-                token_ids=found.token_ids, finish_reason=found.finish_reason,
-                cumulative_logprob=found.logprob))
+                index, text=text.decode(errors="replace"), token_ids=found.token_ids,
+                finish_reason=found.finish_reason, cumulative_logprob=found.logprob))
         return completions
 
     def memory_saved(self) -> float:

@@ -5,12 +5,14 @@ On the oracle, so every read of every beam is checked, beside other requests, un
 
 import pytest
 
-from paged import Engine, EngineConfig, SamplingParams, Trace
+from paged import LLM, BeamSearchParams, Engine, EngineConfig, SamplingParams, Trace
 from paged.metrics import summary
+from paged.models.decoder import random_decoder
+from paged.models.loader import Loaded
 from paged.oracle import OracleRunner, distribution, truth
-from paged.sampling import BeamSearchParams
 from tests.beams import brute_force
 from tests.engines import make_engine, run
+from tests.small_models import TINY_LLAMA, logits_of
 
 PROMPT = [3, 1, 4, 1, 5]
 
@@ -151,3 +153,25 @@ def test_a_runner_without_logprobs_is_an_error():
         engine.step()
     engine.reset()
     assert engine.block_pool.num_free() == 8
+
+
+def test_llm_gives_text_and_scores():
+    class Letters:
+        def token_bytes(self, token):
+            return bytes([97 + token % 26])
+
+    decoder = random_decoder(TINY_LLAMA, seed=2)
+    end = set(range(0, TINY_LLAMA.vocab_size, 9))
+    llm = LLM(Loaded(decoder, TINY_LLAMA, Letters(), end, 0), device="cpu", block_size=4, num_blocks=64)
+    prompts = [[1, 2, 3, 4, 5, 6], [9, 8, 7]]
+    outputs = llm.beam_search(prompts, beam_width=3, max_tokens=5, use_tqdm=False)
+    for prompt, output in zip(prompts, outputs):
+        best = brute_force(prompt, 3, 5, end, lambda tokens: dict(enumerate(
+            logits_of(decoder, tokens)[-1].log_softmax(-1).tolist())))
+        for completion, (tokens, logprob) in zip(output.outputs, best, strict=True):
+            assert completion.token_ids == tokens
+            assert completion.cumulative_logprob == pytest.approx(logprob, abs=1e-4)
+            visible = tokens[:-1] if completion.finish_reason == "stop" else tokens
+            assert completion.text == "".join(chr(97 + token % 26) for token in visible)
+        assert 0 < output.metrics.memory_saved < 1
+    assert any(c.finish_reason == "stop" for output in outputs for c in output.outputs)

@@ -146,6 +146,17 @@ def test_at_least_one_token_of_a_cached_prompt_is_computed():
     assert engine.runner.batches[-1].num_tokens == [4]             # the last block, though it is cached
 
 
+def test_a_chunk_offers_only_what_it_computes():
+    """A common first block in one batch, and the first prompt ends in the middle of the second block."""
+    engine = make_engine(num_blocks=12, block_size=4, max_num_batched_tokens=9)
+    engine.add_request(prompt(12), SamplingParams(max_tokens=1))
+    engine.step()                                                  # nine tokens: two full blocks and a row
+    engine.add_request(prompt(12), SamplingParams(max_tokens=1))
+    engine.step()
+    assert engine.runner.batches[1].num_tokens == [3, 4]           # the last block is not taken over
+    assert all(output.finished for output in run(engine).values())
+
+
 # ── what ends a request ───────────────────────────────────────────────────────────────────────────────
 
 
