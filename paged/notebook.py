@@ -56,7 +56,7 @@ def style() -> None:
 def source(*objects: Callable) -> None:
     """Show the source of functions, methods or classes of the package, each with the file it stands in."""
     for thing in objects:
-        function = getattr(thing, "fn", thing)  # Triton wraps its kernels.
+        function = inspect.unwrap(getattr(thing, "fn", thing))  # Triton wraps its kernels, PyTorch its decorated ones.
         lines, start = inspect.getsourcelines(function)
         path = Path(inspect.getsourcefile(function)).relative_to(Path(__file__).parent.parent)
         code = textwrap.dedent("".join(lines)).rstrip()

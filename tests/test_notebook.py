@@ -42,10 +42,12 @@ def test_table_formats_numbers(shown):
 
 def test_source_names_file_and_line(shown):
     from paged.attention import paged_attention
+    from paged.runner import ModelRunner
 
-    notebook.source(BlockPool.allocate, paged_attention)
+    notebook.source(BlockPool.allocate, paged_attention, ModelRunner.execute)      # the last one is decorated
     for output, start in zip(shown, (r"paged/block_pool.py`, from line \d+:\n\n```python\ndef allocate\(self",
-                                     r"paged/attention/__init__.py`, from line \d+:\n\n```python\ndef "),
+                                     r"paged/attention/__init__.py`, from line \d+:\n\n```python\ndef ",
+                                     r"paged/runner.py`, from line \d+:\n\n```python\n@torch.inference_mode"),
                              strict=True):
         assert re.match("`" + start, output.data)
 
