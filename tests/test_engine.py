@@ -79,7 +79,6 @@ def test_impossible_sizes_are_refused_by_name(values, numbers):
 
 @pytest.mark.parametrize("tokens, params, numbers", [
     ([], dict(), ["empty"]),
-    (prompt(60), dict(max_tokens=6), ["60", "6", "65", "64", "max_model_len"]),
     (prompt(10), dict(max_tokens=8), ["10", "8", "9", "num_blocks"]),
     (prompt(2), dict(n=5, max_tokens=2), ["5", "max_num_seqs", "4"]),
     ([1, -2], dict(), ["-2"]), ([1, "a"], dict(), ["token ids"]), ([1.5], dict(), ["token ids"]),
@@ -91,6 +90,13 @@ def test_impossible_requests_are_refused_with_their_numbers(tokens, params, numb
         engine.add_request(tokens, SamplingParams(**params))
     assert all(number in str(error.value) for number in numbers), error.value
     assert not engine.has_unfinished() and engine.step() == []
+
+
+def test_more_positions_than_max_model_len_are_refused():
+    engine = Engine(EngineConfig(num_blocks=100, block_size=2, max_model_len=64), OracleRunner(100, 2))
+    with pytest.raises(ValueError, match="60 tokens and max_tokens=6 need 65 positions, max_model_len is 64"):
+        engine.add_request(prompt(60), SamplingParams(max_tokens=6))
+    engine.add_request(prompt(60), SamplingParams(max_tokens=5))
 
 
 def test_tokens_outside_the_vocabulary_are_refused():
