@@ -25,6 +25,11 @@ from weakref import WeakValueDictionary
 
 from paged.block_pool import BlockPool
 
+try:
+    import xxhash
+except ImportError:
+    xxhash = None       # a bare Python, as in a browser
+
 HashFunction = Callable[["int | None", Sequence[int]], int]
 
 
@@ -35,7 +40,6 @@ def _chain_bytes(parent: int | None, tokens: Sequence[int]) -> bytes:
 
 def xxh64_chain(parent: int | None, tokens: Sequence[int]) -> int:
     """h = xxh64(parent as 8 little-endian bytes, tokens as int64): fast, and easy to collide on purpose."""
-    import xxhash  # not needed by anything else: a bare Python falls back to SHA-256
     return xxhash.xxh64_intdigest(_chain_bytes(parent, tokens))
 
 
@@ -46,11 +50,7 @@ def sha256_chain(parent: int | None, tokens: Sequence[int]) -> int:
 
 def default_chain() -> HashFunction:
     """xxHash where it is installed, SHA-256 elsewhere."""
-    try:
-        import xxhash  # noqa: F401
-    except ImportError:
-        return sha256_chain
-    return xxh64_chain
+    return sha256_chain if xxhash is None else xxh64_chain
 
 
 def check_computed(pool: BlockPool, block_size: int, tokens: Sequence[int], block: int) -> None:
