@@ -44,7 +44,7 @@ function figure(root, data) {
         segments[b][s].title = data.series[s].label + ": " + number(amount) + " " + data.unit;
         rows[b].children[s + 1].textContent = number(amount);
       });
-      shares[b].textContent = totals[b] ? (100 * amounts[0] / totals[b]).toFixed(1) + " %" : "–";
+      shares[b].textContent = totals[b] ? (100 * amounts[0] / totals[b]).toFixed(1) + "%" : "–";
       bars[b].setAttribute("aria-label", data.bars[b] + ": " + data.series.map(
         (series, s) => series.label + " " + number(amounts[s])).join(", "));
     });
