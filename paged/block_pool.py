@@ -16,7 +16,9 @@ Follows Kwon et al., "Efficient Memory Management for Large Language Model Servi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from operator import index
 
+from paged.checks import whole_number
 from paged.trace import NO_TRACE, Trace
 
 
@@ -35,9 +37,7 @@ class BlockPool:
     """
 
     def __init__(self, num_blocks: int, trace: Trace = NO_TRACE):
-        if not isinstance(num_blocks, int) or isinstance(num_blocks, bool) or num_blocks < 1:
-            raise ValueError(f"num_blocks is {num_blocks!r}: a pool needs at least one block")
-        self.num_blocks = num_blocks
+        self.num_blocks = num_blocks = whole_number("num_blocks", num_blocks, least=1)
         self.trace = trace
         self.ref_cnt = [0] * num_blocks
         self.on_allocate: Callable[[int], None] | None = None
@@ -82,7 +82,7 @@ class BlockPool:
         Raises ValueError, with nothing changed, if a block is not in the pool or has fewer references than
         are given up.
         """
-        blocks = list(blocks)
+        blocks = [index(block) for block in blocks]        # of an array or a tensor, too: the queue holds ints
         self._check_held(blocks)
         for block in blocks:
             self.ref_cnt[block] -= 1
@@ -95,7 +95,7 @@ class BlockPool:
 
         The contents stay. Raises ValueError, with nothing changed, for a block that is not in the pool.
         """
-        blocks = list(blocks)
+        blocks = [index(block) for block in blocks]
         for block in blocks:
             self._check_known(block)
         for block in blocks:
@@ -112,9 +112,10 @@ class BlockPool:
 
         Raises ValueError, with nothing changed, if one of them is free.
         """
+        block_table = [index(block) for block in block_table]
         self._check_held(block_table)
         self.share(block_table)
-        return list(block_table)
+        return block_table
 
     def copy_on_write(self, block_table: list[int], index: int) -> tuple[int, int] | None:
         """Make block_table[index] safe to write.

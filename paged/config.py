@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
+from paged.checks import whole_number
 from paged.sampling import BeamSearchParams, SamplingParams
 from paged.slots import blocks_needed
+
+MAX_TOKEN_ID = 2**63 - 1                # the prefix cache hashes them as 64-bit integers
 
 
 @dataclass(frozen=True)
@@ -43,10 +46,11 @@ class EngineConfig:
         for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len",
                      "num_host_blocks"):
             value = getattr(self, name)
-            if name == "num_host_blocks" and value is None:
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} is {value!r}: it must be an integer of at least 1")
+            if value is not None or name != "num_host_blocks":
+                object.__setattr__(self, name, whole_number(name, value, least=1))
+        object.__setattr__(self, "seed", whole_number("seed", self.seed))
+        if self.enable_prefix_caching not in (True, False):
+            raise ValueError(f"enable_prefix_caching is {self.enable_prefix_caching!r}: it must be True or False")
         for name, choices in (("prefix_cache", ("hash", "radix")), ("preemption", ("recompute", "swap"))):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} is {getattr(self, name)!r}: choose {' or '.join(choices)}")
@@ -61,6 +65,8 @@ def checked_prompt(prompt_token_ids: Sequence[int], params: SamplingParams, conf
     if not isinstance(params, SamplingParams):
         raise ValueError(f"params is {params!r}: it must be a SamplingParams")
     try:
+        if isinstance(prompt_token_ids, (bytes, dict, Set)):           # they hold integers, in no order or no ids
+            raise TypeError
         prompt = [operator.index(token) for token in prompt_token_ids]
     except TypeError:
         raise ValueError(f"the prompt is {prompt_token_ids!r}: it must be a list of token ids") from None
@@ -68,19 +74,22 @@ def checked_prompt(prompt_token_ids: Sequence[int], params: SamplingParams, conf
         raise ValueError("the prompt is empty: it needs at least one token")
     for token in prompt:
         if token < 0:
-            raise ValueError(f"token id {token} is negative")
+            raise ValueError(f"token id {token} is negative: token ids count from 0")
+        if token > MAX_TOKEN_ID:
+            raise ValueError(f"token id {token} is too large: token ids go up to {MAX_TOKEN_ID}")
         if vocab_size is not None and token >= vocab_size:
             raise ValueError(f"token id {token} is outside the vocabulary of {vocab_size} tokens")
     cached = len(prompt) + params.max_tokens - 1           # the last sampled token is never cached
     lengths = f"prompt of {len(prompt)} tokens and max_tokens={params.max_tokens}"
-    if cached > config.max_model_len:
-        raise ValueError(f"{lengths} need {cached} positions, max_model_len is {config.max_model_len}: "
-                         f"shorten the prompt, lower max_tokens or raise max_model_len")
     needed, seats, way_out = blocks_needed(cached, config.block_size), params.n, "n"
     if isinstance(params, BeamSearchParams):               # beams wait for each other: all must fit at once
         seats, way_out = params.beam_width, "beam_width"
         needed *= seats
         lengths += f" in {seats} beams"
+    if cached > config.max_model_len:
+        limits = "max_model_len" if needed <= config.num_blocks else "max_model_len and num_blocks"
+        raise ValueError(f"{lengths} need {cached} positions, max_model_len is {config.max_model_len}: "
+                         f"shorten the prompt, lower max_tokens or raise {limits}")
     if needed > config.num_blocks:
         raise ValueError(f"{lengths} need {needed} blocks of {config.block_size}, the pool has "
                          f"{config.num_blocks}: raise num_blocks, shorten the prompt or lower max_tokens")

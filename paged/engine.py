@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import count, repeat
+from operator import index
 
 from paged.batch import Batch
 from paged.beam_search import BeamSearch
@@ -82,12 +83,14 @@ class Engine:
         Raises ValueError for a request that can never be served, with the numbers and the way out.
         """
         params = SamplingParams() if params is None else params
-        prompt = checked_prompt(prompt_token_ids, params, self.config, self.vocab_size)
-        if params.stop_strings and self.tokenizer is None:
-            raise ValueError("stop strings need a tokenizer: this engine has none, use stop_token_ids")
+        prompt = self.check_request(prompt_token_ids, params)
+        for name, value in (("request_id", request_id), ("salt", salt)):
+            if not isinstance(value, (str, type(None))):
+                raise ValueError(f"{name} is {value!r}: it must be a string, or None")
         if request_id is None:
-            request_id = next(name for name in map(str, count(self._num_added)) if name not in self._groups)
-        if request_id in self._groups:
+            request_id = next(name for name in map(str, count(self._num_added))
+                              if not self._in_use(name, params))
+        if self._in_use(request_id, params):
             raise ValueError(f"request id {request_id!r} is in use: choose another or let it finish first")
         order = self._num_added
         self._num_added += 1
@@ -98,12 +101,12 @@ class Engine:
         output = RequestOutput(request_id, prompt, [CompletionOutput(i) for i in range(params.n)],
                                RequestMetrics(arrival_time=time.perf_counter()))
         group = []
-        for index, completion in enumerate(output.outputs):
-            name = request_id if index == 0 else f"{request_id}.{index}"
+        for number, completion in enumerate(output.outputs):
+            name = request_id if number == 0 else f"{request_id}.{number}"
             if params.logprobs is not None:
                 completion.logprobs = []
-            group.append(Request(name, (order, index), list(prompt), params, output, completion,
-                                 base_seed + index, salt, stop_token_ids, self._detokenizer(params)))
+            group.append(Request(name, (order, number), list(prompt), params, output, completion,
+                                 base_seed + number, salt, stop_token_ids, self._detokenizer(params)))
         if isinstance(params, BeamSearchParams):
             group[0].beams = BeamSearch(group[0])
             group = group[0].beams.live
@@ -111,6 +114,24 @@ class Engine:
         self._num_in_step += _needs_every_token(params)
         self.scheduler.add(group[0])                       # the others fork from it later
         return request_id
+
+    def check_request(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> list[int]:
+        """The prompt as a list of ints; refuses (ValueError) what add_request refuses, and queues nothing."""
+        prompt = checked_prompt(prompt_token_ids, params, self.config, self.vocab_size)
+        if params.stop_strings and self.tokenizer is None:
+            raise ValueError("stop strings need a tokenizer: this engine has none, use stop_token_ids")
+        return prompt
+
+    def _in_use(self, request_id: str, params: SamplingParams) -> bool:
+        """Whether a batch could show this id, or one of its completions (id.1 and so on), twice."""
+        forks = lambda p: p.n > 1 or isinstance(p, BeamSearchParams)  # noqa: E731
+        parent = self._groups.get(request_id.rpartition(".")[0])
+        return (request_id in self._groups or parent is not None and forks(parent[0].params)
+                or forks(params) and any(name.startswith(f"{request_id}.") for name in self._groups))
+
+    def output(self, request_id: str) -> RequestOutput:
+        """The state of an unfinished request, alive and up to date. Raises KeyError for an unknown id."""
+        return self._groups[request_id][0].output
 
     def abort(self, request_id: str) -> bool:
         """End a request at any moment and release its blocks; False if no unfinished request has this id."""
@@ -163,7 +184,7 @@ class Engine:
             ahead = int(batch is not None and self._runs_ahead and not self._num_in_step)
             while len(self._in_flight) > ahead:
                 batch, handle, contexts = self._in_flight.popleft()
-                tokens = self._collect(handle)
+                tokens = list(map(index, self._collect(handle)))       # ints, whatever the runner counts in
                 if len(tokens) != len(batch.requests):
                     raise ValueError(f"the runner returned {len(tokens)} tokens for "
                                      f"{len(batch.requests)} requests")
@@ -212,6 +233,9 @@ class Engine:
             status, output, token_ids = request.status, request.output, request.token_ids
             if status is finished:                         # ended after this step was launched
                 continue
+            if request.detokenizer is not None and output.request_id not in outputs:
+                for completion in output.outputs:
+                    completion.new_text = ""               # whatever an earlier step added
             outputs[output.request_id] = output
             if computed // block_size > request.num_registered_blocks and status is running:
                 self.scheduler.register_computed(request, computed)    # not if preempted since: no blocks

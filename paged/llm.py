@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
 import torch
@@ -112,20 +113,23 @@ class LLM:
         """
         ids = self._token_ids(prompts)
         params = self._params(sampling_params, len(ids))
-        outputs: dict[str, RequestOutput] = {}
+        for request in zip(ids, params):
+            self.engine.check_request(*request)
         bar = tqdm(total=len(ids), desc="Requests", disable=not use_tqdm, dynamic_ncols=True)
         try:
             request_ids = [self.engine.add_request(*request) for request in zip(ids, params)]
+            outputs = {request_id: self.engine.output(request_id) for request_id in request_ids}
+            running = set(request_ids)
             num_tokens, start = 0, time.perf_counter()
-            while self.engine.has_unfinished():
+            while running and self.engine.has_unfinished():
                 for output in self.engine.step():
-                    if output.finished and output.request_id not in outputs:
-                        outputs[output.request_id] = output
+                    if output.finished and output.request_id in running:
+                        running.remove(output.request_id)
                         num_tokens += output.metrics.num_output_tokens
                         rate = num_tokens / (time.perf_counter() - start)
                         bar.set_postfix_str(f"{num_tokens} tokens, {rate:.0f}/s", refresh=False)
                         bar.update()
-            return [outputs[request_id] for request_id in request_ids]
+            return list(outputs.values())
         except BaseException:
             self.engine.reset()
             raise
@@ -145,19 +149,34 @@ class LLM:
         return self.generate(prompts, params, use_tqdm)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
-        """Complete one prompt, yielding its RequestOutput after every step that brought a token.
+        """Complete one prompt, yielding a snapshot of its RequestOutput whenever tokens were added.
 
-        `outputs[0].new_text` is what the step added. Closing the iterator early aborts the request.
+        `new_text` of each of its outputs is what came since the last time. Several streams may be read in turn,
+        and `generate` be called between. The request is refused (ValueError) here, and starts with the first
+        `next`; closing the iterator early aborts it.
         """
         (ids,) = self._token_ids([prompt])
-        request_id = self.engine.add_request(ids, sampling_params)
-        num_tokens = 0
+        (params,) = self._params(sampling_params, 1)
+        self.engine.check_request(ids, params)
+        return self._stream(ids, params)
+
+    def _stream(self, ids: list[int], params: SamplingParams) -> Iterator[RequestOutput]:
+        request_id = self.engine.add_request(ids, params)
+        output = self.engine.output(request_id)
+        num_tokens, shown = 0, {}                          # shown: characters of each completion
         try:
-            while self.engine.has_unfinished():
-                for output in self.engine.step():
-                    if output.request_id == request_id and output.metrics.num_output_tokens > num_tokens:
-                        num_tokens = output.metrics.num_output_tokens
-                        yield output
+            while True:
+                if output.metrics.num_output_tokens > num_tokens:
+                    num_tokens = output.metrics.num_output_tokens
+                    now = output.snapshot()
+                    for completion in now.outputs:
+                        completion.new_text = completion.text[shown.get(completion.index, 0):]
+                        shown[completion.index] = len(completion.text)
+                    yield now
+                elif output.finished or not self.engine.has_unfinished():
+                    return
+                else:
+                    self.engine.step()
         except Exception:
             self.engine.reset()
             raise
@@ -166,25 +185,41 @@ class LLM:
 
     def _token_ids(self, prompts) -> list[list[int]]:
         """Prompts of any form as token ids."""
-        one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], (int, dict)))
-        ids = []
-        for prompt in [prompts] if one else prompts:
-            is_text = isinstance(prompt, str)
-            is_chat = isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], dict)
-            if not isinstance(prompt, Sequence) or not is_text and not is_chat and any(
-                    isinstance(token, str) for token in prompt):
+        if isinstance(prompts, str):
+            prompts = [prompts]
+        try:
+            if isinstance(prompts, (Mapping, Set)):        # one message, or prompts in no order
+                raise TypeError
+            prompts = prompts if isinstance(prompts, Sequence) else list(prompts)      # arrays, generators
+            first = prompts[0] if len(prompts) else None
+        except TypeError:
+            raise ValueError(f"prompts is {prompts!r}: it must be a prompt or a list of prompts") from None
+        one = isinstance(first, dict) or hasattr(first, "__index__") and not getattr(first, "shape", ())
+        return [self._prompt_ids(prompt) for prompt in ([prompts] if one else prompts)]
+
+    def _prompt_ids(self, prompt) -> list[int]:
+        if isinstance(prompt, str):
+            encode = "encode"
+        elif isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], dict):
+            encode = "chat"
+        else:
+            try:
+                if isinstance(prompt, (bytes, Mapping, Set)):
+                    raise TypeError
+                return [operator.index(token) for token in prompt]
+            except TypeError:
                 raise ValueError(f"the prompt {prompt!r} is neither a string, nor a list of token ids, nor a list of "
-                                 f"{{'role', 'content'}} messages")
-            if (is_text or is_chat) and self.tokenizer is None:
-                raise ValueError("this model came without a tokenizer: give prompts as lists of token ids")
-            ids.append(self.tokenizer.encode(prompt) if is_text else
-                       self.tokenizer.chat(prompt) if is_chat else list(prompt))
-        return ids
+                                 f"{{'role', 'content'}} messages") from None
+        if self.tokenizer is None:
+            raise ValueError("this model came without a tokenizer: give prompts as lists of token ids")
+        return getattr(self.tokenizer, encode)(prompt)
 
     @staticmethod
     def _params(sampling_params, num_prompts: int) -> list[SamplingParams]:
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             return [sampling_params or SamplingParams()] * num_prompts
+        if not isinstance(sampling_params, Sequence) or isinstance(sampling_params, str):
+            raise ValueError(f"sampling_params is {sampling_params!r}: it must be a SamplingParams, or a list of them")
         if len(sampling_params) != num_prompts:
             raise ValueError(f"{len(sampling_params)} sampling_params for {num_prompts} prompts: give one, or one "
                              f"a prompt")

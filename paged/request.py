@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from paged.sampling import SamplingParams
@@ -89,6 +89,12 @@ class RequestOutput:
     metrics: RequestMetrics
     finished: bool = False
     num_cached_tokens: int = 0
+
+    def snapshot(self) -> RequestOutput:
+        """A copy that stays as it is while the request goes on."""
+        outputs = [replace(c, token_ids=list(c.token_ids), logprobs=None if c.logprobs is None else list(c.logprobs))
+                   for c in self.outputs]
+        return replace(self, outputs=outputs, metrics=replace(self.metrics))
 
 
 class Request:

@@ -96,8 +96,14 @@ def _draw(logits: Tensor, peak: Tensor, requests: Sequence[Any]) -> Tensor:
     if not cut:
         return _pick(weights, points)
     at = torch.tensor(cut, device=logits.device)
-    head, ids = _likeliest(weights[at], [params[i] for i in cut])
-    tokens = ids.gather(1, _pick(head, points[at])[:, None])[:, 0]
+    kept, ids = _likeliest(weights[at], [params[i] for i in cut])
+    # Laid end to end by token id, not by weight: two nearly equal weights may change places when other requests
+    # share the batch, and the same random number would then fall on the other token.
+    if ids.shape[-1] == vocab:
+        tokens = _pick(torch.zeros_like(kept).scatter_(1, ids, kept), points[at])
+    else:
+        ids, order = ids.sort(dim=-1)
+        tokens = ids.gather(1, _pick(kept.gather(1, order), points[at])[:, None])[:, 0]
     if len(cut) == len(params):
         return tokens
     free = torch.tensor(sorted(set(range(len(params))) - set(cut)), device=logits.device)

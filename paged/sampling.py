@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from numbers import Real
+
+from paged.checks import whole_number
 
 
 @dataclass(frozen=True)
@@ -47,11 +51,12 @@ class SamplingParams:
 
         for name in ("n", "top_k", "max_tokens", "seed", "logprobs"):
             value = getattr(self, name)
-            optional = name in ("seed", "logprobs") and value is None
-            require(name, optional or isinstance(value, int) and not isinstance(value, bool), "an integer")
+            if value is not None or name not in ("seed", "logprobs"):
+                object.__setattr__(self, name, whole_number(name, value))
         for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
             value = getattr(self, name)
-            require(name, isinstance(value, (int, float)) and math.isfinite(value), "a finite number")
+            require(name, isinstance(value, Real) and math.isfinite(value), "a finite number")
+            object.__setattr__(self, name, float(value))
         require("n", self.n >= 1, "at least 1")
         require("temperature", self.temperature >= 0, "0 (greedy) or more")
         require("top_k", self.top_k >= 0, "0 (off) or more")
@@ -60,9 +65,15 @@ class SamplingParams:
         require("repetition_penalty", self.repetition_penalty > 0, "above 0")
         require("max_tokens", self.max_tokens >= 1, "at least 1")
         require("logprobs", self.logprobs is None or self.logprobs >= 0, "0 or more, or None")
-        require("stop", all(isinstance(s, str) and s for s in self.stop_strings),
+        strings = isinstance(self.stop, (str, Collection)) or self.stop is None
+        require("stop", strings and all(isinstance(s, str) and s for s in self.stop_strings),
                 "a string or strings, none empty")
-        require("stop_token_ids", all(isinstance(t, int) for t in self.stop_token_ids or ()), "integers")
+        if self.stop_token_ids is not None:
+            require("stop_token_ids", not isinstance(self.stop_token_ids, (str, bytes))
+                    and isinstance(self.stop_token_ids, Iterable), "integers")
+            ids = tuple(whole_number("an entry of stop_token_ids", token) for token in self.stop_token_ids)
+            object.__setattr__(self, "stop_token_ids", ids)
+        require("ignore_eos", self.ignore_eos in (True, False), "True or False")
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -90,9 +101,8 @@ class BeamSearchParams(SamplingParams):
 
     def __post_init__(self):
         super().__post_init__()
-        if not isinstance(self.beam_width, int) or isinstance(self.beam_width, bool) or self.beam_width < 1:
-            raise ValueError(f"beam_width is {self.beam_width!r}: it must be an integer of at least 1")
-        if not isinstance(self.length_penalty, (int, float)) or not math.isfinite(self.length_penalty):
+        object.__setattr__(self, "beam_width", whole_number("beam_width", self.beam_width, least=1))
+        if not isinstance(self.length_penalty, Real) or not math.isfinite(self.length_penalty):
             raise ValueError(f"length_penalty is {self.length_penalty!r}: it must be a finite number")
         likeliest = 2 * self.beam_width                                # what it asks of the sampler
         for name, *allowed in (("n", 1), ("temperature", 0), ("top_k", 0), ("top_p", 1), ("min_p", 0),

@@ -25,17 +25,21 @@ def slot_mapping_for(block_table: Sequence[int], positions: Iterable[int], block
         positions: token positions, counted from the start of the request.
         block_size: tokens a block.
 
-    Raises ValueError for a position without a block, and for a block size below 1.
+    Raises ValueError for a position without a block (the −1 that pads a table is none), and for a block size
+    below 1.
     """
     if block_size < 1:
         raise ValueError(f"block_size is {block_size}: a block holds at least one token")
     slots = []
     capacity = len(block_table) * block_size
-    for position in positions:
+    for position in map(int, positions):                   # of an array or a tensor, too: slots are ints
         if not 0 <= position < capacity:
             raise ValueError(f"position {position} has no block: a table of {len(block_table)} blocks of "
-                             f"{block_size} holds positions 0 to {capacity - 1}")
-        slots.append(block_table[position // block_size] * block_size + position % block_size)
+                             f"{block_size} holds " + (f"positions 0 to {capacity - 1}" if capacity else "none"))
+        block = int(block_table[position // block_size])
+        if block < 0:
+            raise ValueError(f"position {position} has no block: its entry in the table is {block}")
+        slots.append(block * block_size + position % block_size)
     return slots
 
 

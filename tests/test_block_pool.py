@@ -281,7 +281,7 @@ def test_a_fork_copies_at_most_the_last_block(prompt, block_size, branches):
 
 @pytest.mark.parametrize("num_blocks", [0, -3, 2.0, "8", True, None])
 def test_a_pool_needs_at_least_one_block(num_blocks):
-    with pytest.raises(ValueError, match="a pool needs at least one block"):
+    with pytest.raises(ValueError, match="it must be an integer of at least 1"):
         BlockPool(num_blocks)
 
 
@@ -294,3 +294,14 @@ def test_integrity_is_checked():
     pool.ref_cnt[2] = 1
     with pytest.raises(AssertionError, match="free by count"):
         pool.check_integrity()
+
+
+def test_blocks_from_an_array_leave_ints_in_the_pool():
+    import numpy as np
+    pool = BlockPool(4)
+    pool.allocate(4)
+    pool.share(np.array([3]))
+    pool.free(np.array([3, 3, 1]))
+    table = pool.fork(np.array([0, 2]))
+    pool.check_integrity([[0, 2], table])
+    assert {type(block) for block in pool.allocate(2) + table} == {int}

@@ -481,3 +481,49 @@ def test_the_oracle_has_a_truth_of_its_own():
     changed = sum(truth([a, 2, 3, 4], 6) != truth([9, 2, 3, 4], 6) for a in range(8))
     assert changed == 8
     assert {next_token([a, b]) for a in range(9) for b in range(9)} == {0, 1, 2, 3}
+
+
+# ── what would fail in a step is refused at the door ──────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("wrong", [dict(salt=5), dict(salt=["a"]), dict(request_id=5), dict(request_id=[1])])
+def test_names_that_are_no_strings_are_refused(wrong):
+    engine = make_engine()
+    with pytest.raises(ValueError, match="it must be a string"):
+        engine.add_request([1, 2], **wrong)
+    assert not engine.has_unfinished()
+
+
+@pytest.mark.parametrize("tokens", [[2**63], b"abc", {1, 2}, {1: 2}])
+def test_what_is_no_list_of_token_ids_is_refused(tokens):
+    with pytest.raises(ValueError, match="token ids"):
+        make_engine().add_request(tokens, SamplingParams(max_tokens=1))
+
+
+def test_no_batch_shows_a_request_id_twice():
+    engine = make_engine(num_blocks=64)
+    engine.add_request([1, 2], SamplingParams(n=3, max_tokens=4), request_id="a")
+    with pytest.raises(ValueError, match="'a.1' is in use"):      # the name of its second completion
+        engine.add_request([1], SamplingParams(max_tokens=1), request_id="a.1")
+    engine.add_request([1], SamplingParams(max_tokens=4), request_id="1.2")
+    assert engine.add_request([1], SamplingParams(n=3, max_tokens=4)) != "1"
+    run(engine)
+    assert all(len(set(batch.request_ids)) == len(batch.request_ids) for batch in engine.runner.batches)
+
+
+def test_tokens_of_any_integer_type_stop_a_request():
+    import numpy as np
+
+    class Runner:
+        def execute(self, batch):
+            return np.array([7] * len(batch.request_ids))
+
+    engine = Engine(EngineConfig(**EXAMPLE), runner=Runner(), eos_token_ids=[7])
+    engine.add_request([1, 2, 3], SamplingParams(max_tokens=5))
+    (output,) = engine.step()
+    assert output.finished and type(output.outputs[0].token_ids[0]) is int
+
+
+def test_the_way_out_names_the_pool_where_it_is_too_small_as_well():
+    with pytest.raises(ValueError, match="raise max_model_len and num_blocks"):
+        make_engine(num_blocks=2, max_model_len=8).add_request([1] * 9, SamplingParams(max_tokens=1))

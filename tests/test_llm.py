@@ -86,6 +86,59 @@ def test_a_refused_prompt_runs_none_and_leaves_none(llm):
     assert llm.engine.block_pool.num_free() == 64
 
 
+def test_every_completion_of_a_stream_shows_its_new_text_once(llm):
+    params = SamplingParams(n=3, temperature=1.5, max_tokens=12, seed=1, stop=["a", "q"])
+    texts = ["", "", ""]
+    for output in llm.stream("abc", params):
+        for completion in output.outputs:                         # one has ended long before another
+            texts[completion.index] += completion.new_text
+    (whole,) = llm.generate("abc", params, use_tqdm=False)
+    assert texts == [completion.text for completion in whole.outputs]
+    assert len({len(completion.token_ids) for completion in whole.outputs}) > 1
+
+
+def test_streams_in_turn_and_around_generate_lose_nothing(llm):
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    whole = [output.outputs[0].text for output in llm.generate(["abc", "xyz"], params, use_tqdm=False)]
+    outputs = zip(llm.stream("abc", params), llm.stream("xyz", params))
+    texts = ["".join(output.outputs[0].new_text for output in seen) for seen in zip(*outputs)]
+    assert texts == whole
+    stream = llm.stream("abc", params)
+    seen = [next(stream)]
+    llm.generate("c", SamplingParams(max_tokens=30, ignore_eos=True), use_tqdm=False)
+    with pytest.raises(ValueError):
+        llm.generate(["c", ""], params, use_tqdm=False)           # leaves the stream alone
+    seen += stream
+    assert "".join(output.outputs[0].new_text for output in seen) == whole[0]
+    assert not llm.engine.has_unfinished()
+
+
+def test_a_stream_is_refused_when_it_is_asked_for(llm):
+    for prompt in ([], "a" * 300, [999]):
+        with pytest.raises(ValueError):
+            llm.stream(prompt, GREEDY)
+    assert not llm.engine.has_unfinished()
+
+
+def test_token_ids_of_any_kind(llm):
+    import numpy as np
+    (expected,) = llm.generate([0, 1, 2], GREEDY, use_tqdm=False)
+    ids = np.array([0, 1, 2])
+    for prompts in (ids, list(ids), [ids], torch.tensor([0, 1, 2]), [torch.tensor([0, 1, 2])], range(3), [(0, 1, 2)]):
+        (output,) = llm.generate(prompts, GREEDY, use_tqdm=False)
+        assert output.outputs[0].token_ids == expected.outputs[0].token_ids
+        assert output.prompt_token_ids == [0, 1, 2]
+
+
+@pytest.mark.parametrize("prompts", [None, 5.0, b"abc", {"role": "user", "content": "a"}, {"a"}, [None], [1.5],
+                                     [1, "a"], ["a", 1], [[1, {}]]])
+def test_what_is_no_prompt_is_a_sentence(llm, prompts):
+    with pytest.raises(ValueError, match="prompt"):
+        llm.generate(prompts, GREEDY, use_tqdm=False)
+    with pytest.raises(ValueError, match="sampling_params is 5"):
+        llm.generate("a", 5, use_tqdm=False)
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_an_interruption_leaves_the_engine_empty_and_usable(llm, error, monkeypatch):
     want = llm.generate(["abc", "xyz"], GREEDY, use_tqdm=False)

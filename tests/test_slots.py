@@ -74,3 +74,14 @@ def test_a_block_holds_at_least_one_token(block_size):
 
 def test_blocks_needed_rounds_up():
     assert [blocks_needed(n, 4) for n in (0, 1, 3, 4, 5, 8, 9)] == [0, 1, 1, 1, 2, 2, 3]
+
+
+def test_slots_are_ints_whatever_the_table_and_the_positions_are():
+    import numpy as np
+    slots = slot_mapping_for(np.array([5, 6]), np.arange(3, 6), 4)
+    assert slots == [23, 24, 25] and {type(slot) for slot in slots} == {int}
+
+
+def test_the_padding_of_a_table_is_no_block():
+    with pytest.raises(ValueError, match="position 7 has no block: its entry in the table is -1"):
+        slot_mapping_for([1, -1], [3, 7], 4)              # slot −1 would be skipped when written
