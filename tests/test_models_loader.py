@@ -230,3 +230,24 @@ def test_a_gpu_that_is_not_there(saved):
 def test_the_checkpoints_own_dtype_on_a_gpu(tmp_path):
     huggingface_model(TINY_LLAMA).half().save_pretrained(tmp_path)
     assert load(tmp_path, device="cuda").decoder.embedding.dtype == torch.float16
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json", "tokenizer_config.json",
+                                  "model.safetensors.index.json"])
+@pytest.mark.parametrize("text", ["[]", "null", "{", '{"weight_map": []}'])
+def test_json_of_another_shape_names_the_file(broken, file, text):
+    if text == '{"weight_map": []}' and file != "model.safetensors.index.json":
+        pytest.skip("an index only")
+    (broken / file).write_text(text)
+    assert file in refused(broken)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_quantized_weights_are_not_taken_for_plain_ones(broken, dtype):
+    edit(broken, lambda tensors: tensors.update({"model.norm.weight": tensors["model.norm.weight"].to(dtype)}))
+    assert f"is stored as {str(dtype)[6:]}" in refused(broken)
+
+
+def test_an_end_of_sequence_id_that_is_no_id(broken):
+    (broken / "generation_config.json").write_text('{"eos_token_id": "<eos>"}')
+    assert "'<eos>'" in refused(broken)

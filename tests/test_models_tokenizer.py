@@ -235,3 +235,12 @@ def test_gguf_gives_the_ids_and_the_chat_of_the_same_tokenizer_json(backend, dir
 def test_gguf_tokenizers_that_are_not_supported(backend, change):
     with pytest.raises(ValueError, match="is not supported"):
         Tokenizer.from_gguf(gguf_fields(backend, "gpt-2") | change)
+
+
+def test_text_that_is_not_unicode_is_a_sentence(directory):
+    tokenizer = Tokenizer.from_directory(directory)
+    text = b"caf\xe9".decode("utf-8", "surrogateescape")          # what Latin-1 on a command line becomes
+    with pytest.raises(ValueError, match="The prompt is not valid Unicode at character 3"):
+        tokenizer.encode(text)
+    with pytest.raises(ValueError, match="message 0 is not valid Unicode"):
+        tokenizer.chat([{"role": "user", "content": text}])

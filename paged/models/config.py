@@ -7,6 +7,7 @@ past in silence gives fluent, wrong text.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -39,6 +40,10 @@ class ModelConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"The model's {name} is {value!r}; it must be a whole number of at least 1.")
+        for name in ("rms_norm_eps", "rope_theta"):
+            value = getattr(self, name)
+            if not isinstance(value, Real) or not value > 0:
+                raise ValueError(f"The model's {name} is {value!r}; it must be a number above 0.")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"{self.num_heads} query heads cannot share {self.num_kv_heads} KV heads "
                              "evenly: num_heads must be a multiple of num_kv_heads.")
@@ -50,7 +55,7 @@ class ModelConfig:
 def from_huggingface(config: dict[str, Any]) -> ModelConfig:
     """Read a config.json, as written by transformers 4 or 5. Raises ValueError on anything unsupported."""
     model_type = config.get("model_type")
-    if model_type not in ARCHITECTURES:
+    if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
         raise ValueError(f"The architecture {model_type!r} is not supported; {_SUPPORTED}.")
     written = (config.get("architectures") or [ARCHITECTURES[model_type]])[0]
     if written != ARCHITECTURES[model_type]:
@@ -157,7 +162,14 @@ def _refuse_sliding_window(config: dict[str, Any]) -> None:
 
 def _rope(config: dict[str, Any]) -> tuple[float, dict[str, Any] | None]:
     """Base and scaling: transformers 5 writes both into rope_parameters, transformers 4 beside each other."""
-    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    new, old = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
+    if new and old and new != old:
+        raise ValueError(f"The config sets rope_parameters to {new!r} and rope_scaling to {old!r}: keep the one that "
+                         "is meant, with rope_theta in it.")
+    rope = new or old
+    if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
+        raise ValueError(f"The rotary parameters {rope!r} are not supported: one set for all layers is.")
+    rope = dict(rope)
     theta = rope.pop("rope_theta", None) or config.get("rope_theta") or 10_000.0
     kind = rope.pop("type", None)
     kind = rope.pop("rope_type", kind) or "default"
@@ -174,4 +186,4 @@ def _rope(config: dict[str, Any]) -> tuple[float, dict[str, Any] | None]:
     if missing:
         raise ValueError(f"The rope type {kind!r} needs {', '.join(missing)}, which the config lacks.")
     scaling = {"rope_type": kind, **{name: rope[name] for name in wanted}}
-    return float(theta), None if kind == "default" else scaling
+    return float(theta) if isinstance(theta, Real) else theta, None if kind == "default" else scaling

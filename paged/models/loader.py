@@ -6,7 +6,6 @@ tensor the decoder has must arrive, and every tensor of the checkpoint must have
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,11 +19,13 @@ from paged.models import config as configs
 from paged.models.config import ModelConfig
 from paged.models.decoder import Decoder
 from paged.models.default_model import default_model
+from paged.models.json_file import read_json
 from paged.models.tokenizer import Tokenizer
 
 Readers = dict[str, Callable[[], torch.Tensor]]  # a tensor's Hugging Face name, and what reads it
 OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".gguf")  # looked for only to say what to do with them
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+STORED = (*DTYPES.values(), torch.float64)
 
 
 @dataclass
@@ -45,6 +46,8 @@ def load(model: str, device: str | torch.device = "cpu", dtype: str | torch.dtyp
     for GGUF files). Raises FileNotFoundError for what is not there, ValueError for what cannot be run, and
     ConnectionError where a network is needed and missing.
     """
+    if not isinstance(model, (str, Path)):
+        raise ValueError(f"The model is {model!r}: give a Hugging Face directory, a .gguf file, a Hub id or 'default'.")
     device = torch.device(device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"The device {str(device)!r} was asked for and PyTorch sees no GPU: use 'cpu'.")
@@ -76,14 +79,16 @@ def _load_gguf(path: Path, device: torch.device, dtype: str | torch.dtype) -> Lo
 
 
 def _load_directory(path: Path, device: torch.device, dtype: str | torch.dtype) -> Loaded:
-    raw = _read_json(path / "config.json", needed=True)
+    raw = read_json(path / "config.json", needed=True)
     config = configs.from_huggingface(raw)
     readers = _safetensors(path)
     decoder = Decoder(config, device, _dtype(dtype, device, raw.get("dtype") or raw.get("torch_dtype")))
     count = _fill(decoder, readers, path)
     tokenizer = Tokenizer.from_directory(path)
-    eos = _read_json(path / "generation_config.json").get("eos_token_id", raw.get("eos_token_id"))
+    eos = read_json(path / "generation_config.json").get("eos_token_id", raw.get("eos_token_id"))
     eos_token_ids = set(eos) if isinstance(eos, list) else {eos}
+    if not all(isinstance(token, int | None) for token in eos_token_ids):
+        raise ValueError(f"The eos_token_id of {path} is {eos!r}: it must be a token id or a list of them.")
     if tokenizer is not None:
         eos_token_ids.add(tokenizer.eos_token_id)
     return Loaded(decoder.pack(), config, tokenizer, eos_token_ids - {None}, count)
@@ -106,6 +111,9 @@ def _fill(decoder: Decoder, readers: Readers, source: Path) -> int:
         if tensor.shape != place.shape:
             raise ValueError(f"{name} in {source} has shape {list(tensor.shape)}, and the config asks for "
                              f"{list(place.shape)}.")
+        if tensor.dtype not in STORED:
+            raise ValueError(f"{name} in {source} is stored as {str(tensor.dtype).removeprefix('torch.')}: quantized "
+                             "weights are not read; use the unquantized checkpoint.")
         place.copy_(tensor)
     return len(places)
 
@@ -121,7 +129,10 @@ def _safetensors(directory: Path) -> Readers:
 
     index = directory / "model.safetensors.index.json"
     if index.is_file():
-        files = [directory / name for name in sorted(set(_read_json(index)["weight_map"].values()))]
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise ValueError(f"{index} names no weight files (it has no weight_map): download the model again.")
+        files = [directory / name for name in sorted(set(weight_map.values()))]
     else:
         files = sorted(directory.glob("*.safetensors"))
     if not files:
@@ -173,18 +184,6 @@ def _dtype(wanted: str | torch.dtype, device: torch.device, stored: str | None) 
         known = ", ".join(map(repr, DTYPES))
         raise ValueError(f"The dtype {wanted!r} is not supported; use 'auto', {known}.")
     return DTYPES[wanted]
-
-
-def _read_json(path: Path, needed: bool = False) -> dict[str, Any]:
-    if not path.is_file():
-        if needed:
-            raise FileNotFoundError(f"{path.parent} is no Hugging Face model directory: it has no "
-                                    f"{path.name}.")
-        return {}
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error}): download it again.") from error
 
 
 def _some(names: list[str]) -> str:

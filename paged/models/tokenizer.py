@@ -11,6 +11,8 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
+from paged.models.json_file import read_json
+
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _TOKENIZER_FILES = ("tokenizer.model", "vocab.json")  # older forms, which transformers converts
 
@@ -48,10 +50,10 @@ class Tokenizer:
     @classmethod
     def from_directory(cls, directory: Path) -> Tokenizer | None:
         """The tokenizer of a Hugging Face model directory, or None if there is none. Raises ValueError."""
-        config = _json(directory / "tokenizer_config.json")
+        config = read_json(directory / "tokenizer_config.json")
         template = config.get("chat_template")
         if isinstance(template, list):  # several, by name
-            template = {entry["name"]: entry["template"] for entry in template}.get("default")
+            template = next((entry.get("template") for entry in template if entry.get("name") == "default"), None)
         if (directory / "chat_template.jinja").is_file():
             template = (directory / "chat_template.jinja").read_text(encoding="utf-8")
         if (file := directory / "tokenizer.json").is_file():
@@ -71,7 +73,7 @@ class Tokenizer:
                                  "transformers.") from error
         else:
             return None
-        named = {name: value["content"] if isinstance(value, dict) else value
+        named = {name: value.get("content", "") if isinstance(value, dict) else value
                  for name, value in config.items()
                  if name.endswith("_token") and isinstance(value, str | dict)}
         return cls(backend, template, named)
@@ -116,7 +118,9 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt. Special tokens written in it are read as such, so that a prompt may follow
-        a template by hand; a model that wants a beginning-of-text token gets it."""
+        a template by hand; a model that wants a beginning-of-text token gets it. Raises ValueError for text
+        that is not valid Unicode."""
+        _check_text("The prompt", text)
         return self._backend.encode(text).ids
 
     def decode(self, token_ids: list[int]) -> str:
@@ -199,10 +203,16 @@ def _check(messages: Any) -> None:
             raise ValueError(f"Message {i} has the role {message['role']!r}; known are {', '.join(ROLES)}.")
         if not isinstance(message["content"], str):
             raise ValueError(f"The content of message {i} must be a string; got {message['content']!r}.")
+        _check_text(f"The content of message {i}", message["content"])
 
 
-def _json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+def _check_text(name: str, text: str) -> None:
+    """Python strings may hold halves of surrogate pairs: what bytes that are not UTF-8 become on a command line."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name} is not valid Unicode at character {error.start} ({text[error.start]!r}): give it in "
+                         "UTF-8.") from None
 
 
 def _byte_alphabet() -> dict[str, int]:
