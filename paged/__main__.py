@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
+from pathlib import Path
 
 BENCHMARKS = {
     "kernels": "attention kernels against the bandwidth of the card",
@@ -19,6 +21,8 @@ BENCHMARKS = {
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit status. A user's mistake ends in one sentence, not in a traceback."""
     argv = sys.argv[1:] if argv is None else argv
+    if isinstance(sys.stdout, io.TextIOWrapper):           # a terminal without emoji shows ? and goes on
+        sys.stdout.reconfigure(errors="replace")
     try:
         if argv[:1] == ["bench"] and argv[1:2] and argv[1] in BENCHMARKS:
             return importlib.import_module(f"paged.bench.{argv[1]}").main(argv[2:]) or 0
@@ -98,6 +102,8 @@ def _load(args, trace=None):
 
 
 def _prompt(args, text: str):
+    if args.raw and args.system:
+        raise ValueError("--system goes through the chat template, which --raw leaves out: use one of the two")
     if args.raw:
         return text
     system = [{"role": "system", "content": args.system}] if args.system else []
@@ -105,10 +111,10 @@ def _prompt(args, text: str):
 
 
 def _generate(args) -> None:
-    text = sys.stdin.read() if args.prompt == "-" else args.prompt
+    prompt = _prompt(args, sys.stdin.read() if args.prompt == "-" else args.prompt)
     llm, params = _load(args)
     output = None
-    for output in llm.stream(_prompt(args, text), params):
+    for output in llm.stream(prompt, params):
         print(output.outputs[0].new_text, end="", flush=True)
     print()
     if args.stats:
@@ -119,9 +125,13 @@ def _generate(args) -> None:
 def _trace(args) -> None:
     from paged.metrics import request_summary, save, step_table, summary_text
     from paged.trace import Trace
+    for path in filter(None, (args.save, args.metrics)):       # a long run must not end in a typing error
+        if not Path(path).parent.is_dir() or Path(path).is_dir():
+            raise ValueError(f"{path} cannot be written: name a file in a directory that exists")
     trace = Trace()
+    prompts = [_prompt(args, text) for text in args.prompts]
     llm, params = _load(args, trace)
-    outputs = llm.generate([_prompt(args, text) for text in args.prompts], params)
+    outputs = llm.generate(prompts, params)
     print("\n".join(trace.lines()) + "\n\n" + step_table(trace))
     for output in outputs:
         print(f"\n{request_summary(output)}\n{output.outputs[0].text}")

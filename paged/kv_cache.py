@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 import torch
 
+from paged.checks import whole_number
+
 
 class PagedKVCache:
     """Keys and values of every cached token of every layer.
@@ -30,11 +32,9 @@ class PagedKVCache:
                  dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"):
         shape = dict(num_layers=num_layers, num_blocks=num_blocks, block_size=block_size,
                      num_kv_heads=num_kv_heads, head_dim=head_dim)
-        for name, value in shape.items():
-            if value < 1:
-                raise ValueError(f"{name} is {value}: it must be at least 1")
-        self.num_blocks, self.block_size = num_blocks, block_size
-        self.num_kv_heads, self.head_dim = num_kv_heads, head_dim
+        shape = {name: whole_number(name, value, least=1) for name, value in shape.items()}
+        self.num_blocks, self.block_size = shape["num_blocks"], shape["block_size"]
+        self.num_kv_heads, self.head_dim = shape["num_kv_heads"], shape["head_dim"]
         self.data = torch.empty(2, *shape.values(), dtype=dtype, device=device)
         self.k = list(self.data[0])
         self.v = list(self.data[1])
@@ -92,10 +92,12 @@ def gather(k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: Sequence[i
            seq_len: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The first seq_len rows of a block table, in order, out of one layer's cache.
 
-    Raises ValueError when the table is too short for seq_len; on a CPU, IndexError for a block that is not in the
+    Raises ValueError when seq_len is negative or the table is too short for it; on a CPU, IndexError for a block that is not in the
     cache.
     """
     block_size = k_cache.shape[1]
+    if seq_len < 0:
+        raise ValueError(f"seq_len is {seq_len}: a context has 0 tokens or more")
     num_blocks = -(-seq_len // block_size)
     if num_blocks > len(block_table):
         raise ValueError(f"{seq_len} tokens need {num_blocks} blocks of {block_size}; the block table has "

@@ -6,6 +6,7 @@ import operator
 import time
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
+from numbers import Real
 
 import torch
 from tqdm import tqdm
@@ -56,11 +57,14 @@ class LLM:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         try:
             device = str(torch.device(device))
-        except RuntimeError as error:
-            raise ValueError(f"device is {device!r}: choose cpu, cuda, cuda:1 and so on, or auto") from error
+            known = torch.device(device).type in ("cpu", "cuda")
+        except (RuntimeError, TypeError):
+            known = False
+        if not known:
+            raise ValueError(f"device is {device!r}: choose cpu, cuda, cuda:1 and so on, or auto")
         if attention_backend != "auto" and attention_backend not in BACKENDS:
             raise ValueError(f"attention_backend is {attention_backend!r}: choose auto, {', '.join(BACKENDS)}")
-        if not 0 < gpu_memory_utilization <= 1:
+        if not (isinstance(gpu_memory_utilization, Real) and 0 < gpu_memory_utilization <= 1):
             raise ValueError(f"gpu_memory_utilization is {gpu_memory_utilization!r}: it must be above 0, at most 1")
         if max_num_batched_tokens is None:
             max_num_batched_tokens = 8192 if device != "cpu" else 2048

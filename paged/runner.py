@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from paged.attention import paged_attention
+from paged.attention import choose_backend, paged_attention
 from paged.kv_cache import PagedKVCache
 from paged.models.decoder import Decoder
 from paged.sampler import sample
@@ -21,6 +21,8 @@ class ModelRunner:
         kv: the cache its K and V live in.
         attention_backend: a name of `paged.attention.BACKENDS`, or "auto".
         host_kv: the cache in host memory that preempted requests are swapped to; None if they recompute.
+
+    Raises ValueError for a backend that cannot run here, with the reason.
     """
 
     def __init__(self, decoder: Decoder, kv: PagedKVCache, attention_backend: str = "auto",
@@ -29,6 +31,8 @@ class ModelRunner:
         self.attention_backend = attention_backend
         self.device = kv.data.device
         self.scale = kv.head_dim ** -0.5
+        q = torch.empty(0, decoder.config.num_heads, kv.head_dim, dtype=kv.data.dtype, device=self.device)
+        choose_backend(q, kv.k[0], attention_backend)      # one that cannot run here is refused now
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> list[int]:

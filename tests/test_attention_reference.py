@@ -117,3 +117,19 @@ def test_inputs_that_do_not_fit_are_refused():
         paged_attention(q, kv, 0, [[0]], [3], [0, 3], 1.0, backend="fast")
     with pytest.raises(ValueError, match="5 tokens need 2 blocks of 4; the block table has 1"):
         paged_attention(q, kv, 0, [[0]], [5], [0, 3], 1.0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_row_is_read_that_a_table_does_not_name(backend):
+    """A table too short for its context, beside a longer one, once read block 0 in its place."""
+    kv = PagedKVCache(1, 4, 4, 2, 8)
+    q = torch.zeros(2, 4, 8)
+    for tables, words in [([[0], [1, 2]], "5 tokens need 2 blocks of 4; the block table has 1"),
+                          ([[0, -1], [1, 2]], "block -1"), ([[0, 4], [1, 2]], "blocks 0 to 3")]:
+        with pytest.raises(ValueError, match=words):
+            paged_attention(q, kv, 0, tables, [5, 8], [0, 1, 2], 1.0, backend=backend)
+    short, lengths, starts = (torch.tensor(x, dtype=torch.int32) for x in ([[0], [1]], [5, 4], [0, 1, 2]))
+    with pytest.raises(ValueError, match="blocks of 4"):
+        paged_attention(q, kv, 0, short, lengths, starts, 1.0, backend=backend)
+    with pytest.raises(ValueError, match="2 queries and a context of 1"):
+        paged_attention(q, kv, 0, short[:1], lengths[:1] - 4, starts[:2] * 2, 1.0, backend=backend)

@@ -138,3 +138,5 @@ def test_reads_that_do_not_fit_are_refused():
     for table in ([0, 4], [-1, 0]):                                # −1, the padding of a table, is no block
         with pytest.raises(IndexError, match="cache of 4 blocks"):
             kv.gather(0, table, 5)
+    with pytest.raises(ValueError, match="seq_len is -1"):
+        kv.gather(0, [0], -1)

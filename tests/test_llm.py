@@ -201,6 +201,13 @@ def test_an_impossible_pool_is_a_sentence(loaded):
         LLM(loaded, device="cpu", num_blocks=10**13)
 
 
+def test_a_backend_that_cannot_run_here_is_refused_at_once(loaded):
+    if torch.cuda.is_available():
+        pytest.skip("it may run here")
+    with pytest.raises(ValueError, match="'flash' cannot run here"):
+        LLM(loaded, device="cpu", num_blocks=8, attention_backend="flash")
+
+
 def test_preemption_by_swapping_gives_the_same_text(loaded):
     prompts, params = ["abcdefgh", "ijklmnop", "qrstuvwx"], SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     roomy = LLM(loaded, device="cpu", block_size=4, num_blocks=64).generate(prompts, params, use_tqdm=False)

@@ -50,11 +50,24 @@ def test_trace_prints_and_saves(tiny, capsys, tmp_path):
     (["generate", "hi", "--temperature", "-1"], "temperature is -1"),
     (["generate", "hi", "--device", "cuda:7"], "cuda:7"),
     (["generate", "hi", "--dtype", "int3"], "int3"),
+    (["generate", "hi", "--device", "mps"], "device is 'mps'"),
+    (["generate", "hi", "--raw", "--system", "be kind"], "--system"),
+    (["trace", "hi", "--save", "no/such/directory/events"], "no/such/directory/events"),
+    (["trace", "hi", "--metrics", "."], ". cannot be written"),
 ])
 def test_mistakes_are_sentences(argv, words, capsys):
     assert main(argv) == 2
     err = capsys.readouterr().err.strip()
     assert err.startswith("paged: ") and words in err and len(err.splitlines()) == 1
+
+
+def test_a_terminal_without_the_characters_shows_question_marks(tiny, monkeypatch):
+    import io
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii", write_through=True))
+    monkeypatch.setattr("test_llm.Letters.token_bytes", lambda self, token: "\N{GRINNING FACE}".encode())
+    assert main(["generate", "hi", "--raw", "--max-tokens", "2"]) == 0
+    assert written.getvalue().strip() in (b"?", b"??")
 
 
 def test_impossible_prompts_are_sentences(tiny, capsys):

@@ -41,7 +41,8 @@ def paged_attention(q: torch.Tensor, kv, layer: int, block_tables: Sequence[Sequ
 
     Returns [N, num_heads, head_dim]. A request's queries are the last tokens of its context: decode, whole
     prefill, chunked prefill and mixtures differ in nothing but their lengths.
-    Raises ValueError for inputs that do not fit together and for a backend that cannot run them.
+    Raises ValueError for inputs that do not fit together and for a backend that cannot run them. Tables and
+    lengths are looked at where they are lists; of tensors the shapes only, so that nothing waits for a GPU.
     """
     _check_inputs(q, kv, block_tables, seq_lens, query_start_loc)
     k_cache, v_cache = kv.k[layer], kv.v[layer]
@@ -70,7 +71,7 @@ def choose_backend(q: torch.Tensor, k_cache: torch.Tensor, backend: str = "auto"
 
 
 def _check_inputs(q, kv, block_tables, seq_lens, query_start_loc) -> None:
-    """Shapes only: nothing here may wait for the GPU."""
+    """Nothing here may wait for the GPU: of tensors the shapes only."""
     if q.dim() != 3 or q.shape[2] != kv.head_dim or q.shape[1] % kv.num_kv_heads:
         raise ValueError(f"q is {tuple(q.shape)}; this cache needs [tokens, a multiple of {kv.num_kv_heads} "
                          f"heads, {kv.head_dim}]")
@@ -86,3 +87,18 @@ def _check_inputs(q, kv, block_tables, seq_lens, query_start_loc) -> None:
         num_queries = starts[request + 1] - starts[request]
         if seq_len and num_queries > seq_len:
             raise ValueError(f"request {request} has {num_queries} queries and a context of {seq_len} tokens")
+        if num_queries:
+            _check_table(request, block_tables[request], seq_len, kv)
+
+
+def _check_table(request: int, block_table, seq_len: int, kv) -> None:
+    needed = -(-seq_len // kv.block_size)
+    if len(block_table) < needed:
+        raise ValueError(f"request {request}: {seq_len} tokens need {needed} blocks of {kv.block_size}; the block table "
+                         f"has {len(block_table)}")
+    if isinstance(block_table, torch.Tensor):
+        return
+    for block in block_table[:needed]:
+        if not 0 <= block < kv.num_blocks:
+            raise ValueError(f"request {request} has block {block} in its table: this cache has blocks 0 to "
+                             f"{kv.num_blocks - 1}")

@@ -25,6 +25,8 @@ def run(q, k_cache, v_cache, block_tables, seq_lens, query_start_loc, scale) -> 
         num_queries = last - first
         if num_queries == 0 or seq_len == 0:
             continue
+        if num_queries > seq_len:
+            raise ValueError(f"request {request} has {num_queries} queries and a context of {seq_len} tokens")
         keys, values = gather(k_cache, v_cache, block_tables[request], seq_len)
         keys = keys.float().repeat_interleave(group_size, dim=1)    # [seq_len, num_heads, head_dim]
         values = values.float().repeat_interleave(group_size, dim=1)

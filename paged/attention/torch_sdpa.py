@@ -26,6 +26,8 @@ def run(q, k_cache, v_cache, block_tables, seq_lens, query_start_loc, scale) -> 
         first, last = starts[request], starts[request + 1]
         if seq_len == 0 or first == last:
             continue
+        if last - first > seq_len:
+            raise ValueError(f"request {request} has {last - first} queries and a context of {seq_len} tokens")
         if last - first == 1:
             decodes.append(request)
             continue
@@ -63,6 +65,9 @@ def _decode(q, k_cache, v_cache, tables, lengths, scale) -> torch.Tensor:
     num_requests, num_heads, head_dim = q.shape
     block_size, num_kv_heads = k_cache.shape[1:3]
     longest = max(lengths)
+    if longest > tables.shape[1] * block_size:
+        raise ValueError(f"a context of {longest} tokens does not fit tables of {tables.shape[1]} blocks of "
+                         f"{block_size}")
     seq_lens = torch.tensor(lengths)[:, None]
     positions = torch.arange(longest).expand(num_requests, longest)
     valid = positions < seq_lens
