@@ -82,7 +82,7 @@ class BlockPool:
         Raises ValueError, with nothing changed, if a block is not in the pool or has fewer references than
         are given up.
         """
-        blocks = [index(block) for block in blocks]        # of an array or a tensor, too: the queue holds ints
+        blocks = [index(block) for block in blocks]        # an array's or a tensor's, too: the queue holds ints
         self._check_held(blocks)
         for block in blocks:
             self.ref_cnt[block] -= 1

@@ -50,7 +50,8 @@ class EngineConfig:
                 object.__setattr__(self, name, whole_number(name, value, least=1))
         object.__setattr__(self, "seed", whole_number("seed", self.seed))
         if self.enable_prefix_caching not in (True, False):
-            raise ValueError(f"enable_prefix_caching is {self.enable_prefix_caching!r}: it must be True or False")
+            raise ValueError(f"enable_prefix_caching is {self.enable_prefix_caching!r}: it must be True or "
+                             f"False")
         for name, choices in (("prefix_cache", ("hash", "radix")), ("preemption", ("recompute", "swap"))):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} is {getattr(self, name)!r}: choose {' or '.join(choices)}")
@@ -65,7 +66,7 @@ def checked_prompt(prompt_token_ids: Sequence[int], params: SamplingParams, conf
     if not isinstance(params, SamplingParams):
         raise ValueError(f"params is {params!r}: it must be a SamplingParams")
     try:
-        if isinstance(prompt_token_ids, (bytes, dict, Set)):           # they hold integers, in no order or no ids
+        if isinstance(prompt_token_ids, (bytes, dict, Set)):    # integers in no order, or no ids
             raise TypeError
         prompt = [operator.index(token) for token in prompt_token_ids]
     except TypeError:

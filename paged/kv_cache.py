@@ -92,8 +92,8 @@ def gather(k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: Sequence[i
            seq_len: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The first seq_len rows of a block table, in order, out of one layer's cache.
 
-    Raises ValueError when seq_len is negative or the table is too short for it; on a CPU, IndexError for a block that is not in the
-    cache.
+    Raises ValueError when seq_len is negative or the table is too short for it; on a CPU, IndexError for a
+    block that is not in the cache.
     """
     block_size = k_cache.shape[1]
     if seq_len < 0:

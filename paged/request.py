@@ -92,8 +92,8 @@ class RequestOutput:
 
     def snapshot(self) -> RequestOutput:
         """A copy that stays as it is while the request goes on."""
-        outputs = [replace(c, token_ids=list(c.token_ids), logprobs=None if c.logprobs is None else list(c.logprobs))
-                   for c in self.outputs]
+        outputs = [replace(c, token_ids=list(c.token_ids),
+                           logprobs=None if c.logprobs is None else list(c.logprobs)) for c in self.outputs]
         return replace(self, outputs=outputs, metrics=replace(self.metrics))
 
 

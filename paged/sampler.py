@@ -97,8 +97,8 @@ def _draw(logits: Tensor, peak: Tensor, requests: Sequence[Any]) -> Tensor:
         return _pick(weights, points)
     at = torch.tensor(cut, device=logits.device)
     kept, ids = _likeliest(weights[at], [params[i] for i in cut])
-    # Laid end to end by token id, not by weight: two nearly equal weights may change places when other requests
-    # share the batch, and the same random number would then fall on the other token.
+    # Laid end to end by token id, not by weight: two nearly equal weights may change places when other
+    # requests share the batch, and the same random number would then fall on the other token.
     if ids.shape[-1] == vocab:
         tokens = _pick(torch.zeros_like(kept).scatter_(1, ids, kept), points[at])
     else:

@@ -34,8 +34,9 @@ def slot_mapping_for(block_table: Sequence[int], positions: Iterable[int], block
     capacity = len(block_table) * block_size
     for position in map(int, positions):                   # of an array or a tensor, too: slots are ints
         if not 0 <= position < capacity:
+            held = f"positions 0 to {capacity - 1}" if capacity else "none"
             raise ValueError(f"position {position} has no block: a table of {len(block_table)} blocks of "
-                             f"{block_size} holds " + (f"positions 0 to {capacity - 1}" if capacity else "none"))
+                             f"{block_size} holds {held}")
         block = int(block_table[position // block_size])
         if block < 0:
             raise ValueError(f"position {position} has no block: its entry in the table is {block}")

@@ -1,6 +1,7 @@
 """The specification of paged attention against contiguous SDPA, and the batched PyTorch backend against it.
 
-Protects facts D: three requests at different phases, and every mixture around them, with unused rows full of NaN.
+Protects three requests at different phases in one batch, and every mixture around them, with unused rows full
+of NaN.
 """
 
 import pytest

@@ -1,6 +1,6 @@
 """Arguments: integers of any kind are taken, everything else is refused in a sentence that names it.
 
-Protects callers who count with NumPy, and the sizes and sampling parameters from values that would do harm later.
+Protects callers who count with NumPy, and sizes and sampling parameters from values that do harm later.
 """
 
 import re
@@ -25,7 +25,7 @@ def test_others_and_smaller_ones_are_refused_by_name_and_value(value):
 
 def test_sizes_and_parameters_from_numpy():
     config = EngineConfig(num_blocks=np.int64(8), block_size=np.int32(2), num_host_blocks=np.int64(4))
-    assert [type(size) for size in (config.num_blocks, config.block_size, config.num_host_blocks)] == [int] * 3
+    assert {type(n) for n in (config.num_blocks, config.block_size, config.num_host_blocks)} == {int}
     assert BlockPool(np.int64(4)).allocate(np.int64(2)) == [0, 1]
     params = SamplingParams(max_tokens=np.int64(4), seed=np.int64(-3), temperature=np.float32(0.5),
                             stop_token_ids=np.array([3, 5]))

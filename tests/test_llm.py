@@ -1,6 +1,6 @@
 """LLM: prompts of every form, streaming, progress, refusals and interruptions, on a small random model.
 
-Protects contract 4 of the package's interface. The default model itself is at the end.
+Protects the interface that notebooks and users call. The default model itself is at the end.
 """
 
 import pytest

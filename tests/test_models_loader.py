@@ -244,7 +244,8 @@ def test_json_of_another_shape_names_the_file(broken, file, text):
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
 def test_quantized_weights_are_not_taken_for_plain_ones(broken, dtype):
-    edit(broken, lambda tensors: tensors.update({"model.norm.weight": tensors["model.norm.weight"].to(dtype)}))
+    name = "model.norm.weight"
+    edit(broken, lambda tensors: tensors.update({name: tensors[name].to(dtype)}))
     assert f"is stored as {str(dtype)[6:]}" in refused(broken)
 
 

@@ -94,8 +94,8 @@ def _check_inputs(q, kv, block_tables, seq_lens, query_start_loc) -> None:
 def _check_table(request: int, block_table, seq_len: int, kv) -> None:
     needed = -(-seq_len // kv.block_size)
     if len(block_table) < needed:
-        raise ValueError(f"request {request}: {seq_len} tokens need {needed} blocks of {kv.block_size}; the block table "
-                         f"has {len(block_table)}")
+        raise ValueError(f"request {request}: {seq_len} tokens need {needed} blocks of {kv.block_size}; the block "
+                         f"table has {len(block_table)}")
     if isinstance(block_table, torch.Tensor):
         return
     for block in block_table[:needed]:

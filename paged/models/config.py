@@ -164,8 +164,8 @@ def _rope(config: dict[str, Any]) -> tuple[float, dict[str, Any] | None]:
     """Base and scaling: transformers 5 writes both into rope_parameters, transformers 4 beside each other."""
     new, old = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
     if new and old and new != old:
-        raise ValueError(f"The config sets rope_parameters to {new!r} and rope_scaling to {old!r}: keep the one that "
-                         "is meant, with rope_theta in it.")
+        raise ValueError(f"The config sets rope_parameters to {new!r} and rope_scaling to {old!r}: keep the one "
+                         "that is meant, with rope_theta in it.")
     rope = new or old
     if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
         raise ValueError(f"The rotary parameters {rope!r} are not supported: one set for all layers is.")

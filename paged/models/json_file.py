@@ -22,6 +22,6 @@ def read_json(path: Path, needed: bool = False) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{path} is not valid JSON ({error}): download it again.") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path} holds {type(content).__name__} {str(content)[:20]!r} and not an object: download it "
-                         "again.")
+        raise ValueError(f"{path} holds {type(content).__name__} {str(content)[:20]!r} and not an object: "
+                         "download it again.")
     return content

@@ -47,7 +47,8 @@ def load(model: str, device: str | torch.device = "cpu", dtype: str | torch.dtyp
     ConnectionError where a network is needed and missing.
     """
     if not isinstance(model, (str, Path)):
-        raise ValueError(f"The model is {model!r}: give a Hugging Face directory, a .gguf file, a Hub id or 'default'.")
+        raise ValueError(f"The model is {model!r}: give a Hugging Face directory, a .gguf file, a Hub id or "
+                         "'default'.")
     device = torch.device(device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"The device {str(device)!r} was asked for and PyTorch sees no GPU: use 'cpu'.")
@@ -112,8 +113,9 @@ def _fill(decoder: Decoder, readers: Readers, source: Path) -> int:
             raise ValueError(f"{name} in {source} has shape {list(tensor.shape)}, and the config asks for "
                              f"{list(place.shape)}.")
         if tensor.dtype not in STORED:
-            raise ValueError(f"{name} in {source} is stored as {str(tensor.dtype).removeprefix('torch.')}: quantized "
-                             "weights are not read; use the unquantized checkpoint.")
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            raise ValueError(f"{name} in {source} is stored as {dtype}: quantized weights are not read; use the "
+                             "unquantized checkpoint.")
         place.copy_(tensor)
     return len(places)
 
@@ -131,7 +133,8 @@ def _safetensors(directory: Path) -> Readers:
     if index.is_file():
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict):
-            raise ValueError(f"{index} names no weight files (it has no weight_map): download the model again.")
+            raise ValueError(f"{index} names no weight files (it has no weight_map): download the model "
+                             "again.")
         files = [directory / name for name in sorted(set(weight_map.values()))]
     else:
         files = sorted(directory.glob("*.safetensors"))

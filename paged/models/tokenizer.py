@@ -53,7 +53,8 @@ class Tokenizer:
         config = read_json(directory / "tokenizer_config.json")
         template = config.get("chat_template")
         if isinstance(template, list):  # several, by name
-            template = next((entry.get("template") for entry in template if entry.get("name") == "default"), None)
+            named = {entry.get("name"): entry.get("template") for entry in template}
+            template = named.get("default")
         if (directory / "chat_template.jinja").is_file():
             template = (directory / "chat_template.jinja").read_text(encoding="utf-8")
         if (file := directory / "tokenizer.json").is_file():
@@ -207,12 +208,12 @@ def _check(messages: Any) -> None:
 
 
 def _check_text(name: str, text: str) -> None:
-    """Python strings may hold halves of surrogate pairs: what bytes that are not UTF-8 become on a command line."""
+    """Refuse halves of surrogate pairs: what bytes that are not UTF-8 become on a command line."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"{name} is not valid Unicode at character {error.start} ({text[error.start]!r}): give it in "
-                         "UTF-8.") from None
+        raise ValueError(f"{name} is not valid Unicode at character {error.start} ({text[error.start]!r}): give "
+                         "it in UTF-8.") from None
 
 
 def _byte_alphabet() -> dict[str, int]:
