@@ -37,6 +37,7 @@ class LLM:
         max_num_seqs: requests that run at once.
         max_num_batched_tokens: tokens of one step; None for 8,192 on a GPU and 2,048 on a CPU.
         enable_prefix_caching: share the blocks of common prefixes.
+        prefix_cache: how they are found, "hash" or "radix".
         attention_backend: a name of `paged.attention.BACKENDS`, or "auto".
         enforce_eager: no CUDA graphs.
         preemption: "recompute" or "swap".
@@ -51,6 +52,7 @@ class LLM:
                  num_blocks: int | None = None, gpu_memory_utilization: float = 0.9,
                  max_model_len: int | None = None, max_num_seqs: int = 256,
                  max_num_batched_tokens: int | None = None, enable_prefix_caching: bool = True,
+                 prefix_cache: str = "hash",
                  attention_backend: str = "auto", enforce_eager: bool = False, preemption: str = "recompute",
                  seed: int = 0, speedups: Speedups = Speedups(), trace: Trace = NO_TRACE):
         if device == "auto":
@@ -71,7 +73,8 @@ class LLM:
         # Checked before a model is loaded; the pool is sized after.
         EngineConfig(num_blocks=1 if num_blocks is None else num_blocks, block_size=block_size,
                      max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
-                     max_model_len=1 if max_model_len is None else max_model_len, preemption=preemption)
+                     max_model_len=1 if max_model_len is None else max_model_len, preemption=preemption,
+                     prefix_cache=prefix_cache)
         loaded = model if isinstance(model, Loaded) else load(model, device, dtype)
         self.model_config, self.tokenizer, self.trace = loaded.config, loaded.tokenizer, trace
         trace.emit("MODEL_WEIGHTS_LOADED", model=model if isinstance(model, str) else "given",
@@ -95,7 +98,8 @@ class LLM:
         config = EngineConfig(num_blocks=num_blocks, block_size=block_size, max_num_seqs=max_num_seqs,
                               max_num_batched_tokens=max_num_batched_tokens,
                               max_model_len=min(max_model_len, num_blocks * block_size),
-                              enable_prefix_caching=enable_prefix_caching, preemption=preemption, seed=seed)
+                              enable_prefix_caching=enable_prefix_caching, prefix_cache=prefix_cache,
+                              preemption=preemption, seed=seed)
         self.runner = make_runner(loaded.decoder, config, attention_backend, speedups)
         self.engine = Engine(config, self.runner, loaded.tokenizer, loaded.eos_token_ids,
                              loaded.config.vocab_size, trace)

@@ -188,6 +188,16 @@ def test_a_model_length_beyond_the_models_own_is_refused(loaded):
         LLM(loaded, device="cpu", max_model_len=999)
 
 
+def test_both_prefix_caches_serve(loaded, llm):
+    prompts = ["abcdefghij", "abcdefghxy"]
+    tree = LLM(loaded, device="cpu", block_size=4, num_blocks=64, prefix_cache="radix")
+    want, got = (engine.generate(prompts, GREEDY, use_tqdm=False) for engine in (llm, tree))
+    assert [(o.outputs[0].token_ids, o.num_cached_tokens) for o in got] == [
+        (o.outputs[0].token_ids, o.num_cached_tokens) for o in want]
+    with pytest.raises(ValueError, match="prefix_cache is 'trie'"):
+        LLM(loaded, device="cpu", num_blocks=8, prefix_cache="trie")
+
+
 def test_the_pool_takes_what_a_cpu_can_use(loaded):
     trace = Trace()
     llm = LLM(loaded, device="cpu", block_size=4, max_num_seqs=2, trace=trace)
