@@ -12,7 +12,7 @@ Each is held to the plain decoder and sampler by tests; the decoder that uses th
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 import torch
 import triton
@@ -33,7 +33,7 @@ def _launch(early: bool) -> dict:
     return {"EARLY": early, "launch_pdl": True} if early else {"EARLY": False}
 
 
-@lru_cache(maxsize=None)
+@cache
 def starts_early(device: torch.device) -> bool:
     """Whether the device has programmatic dependent launch (compute capability 9.0 and later)."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

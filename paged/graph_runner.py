@@ -24,7 +24,7 @@ from paged.fused import prepare, sample
 from paged.kv_cache import PagedKVCache
 from paged.models.decoder import Decoder
 from paged.models.fused_decoder import NARROW, FusedDecoder
-from paged.request import PENDING, Request, Status
+from paged.request import Request, Status
 from paged.runner import ModelRunner
 from paged.sampler import sample as sample_with_filters
 from paged.scheduler import Batch
@@ -72,7 +72,8 @@ class GraphRunner(ModelRunner):
     runs_ahead = True
 
     def __init__(self, decoder: Decoder, kv: PagedKVCache, max_num_seqs: int, max_model_len: int,
-                 max_num_batched_tokens: int, host_kv: PagedKVCache | None = None, use_graphs: bool = True, narrow: int = NARROW):
+                 max_num_batched_tokens: int, host_kv: PagedKVCache | None = None, use_graphs: bool = True,
+                 narrow: int = NARROW):
         super().__init__(decoder, kv, "triton", host_kv)
         self.fused = FusedDecoder(decoder, kv, max_model_len, narrow)
         self.max_num_seqs, self.use_graphs = max_num_seqs, use_graphs

@@ -14,7 +14,7 @@ def brute_force(prompt: Sequence[int], width: int, max_tokens: int, end: Contain
     the best width of the others go on. distribution gives every token's log-probability after a sequence.
     """
     beams, finished = [([], 0.0)], []
-    for length in range(1, max_tokens + 1):
+    for _ in range(max_tokens):
         continuations = [(tokens + [token], total + logprob) for tokens, total in beams
                          for token, logprob in distribution(list(prompt) + tokens).items()]
         continuations.sort(key=lambda c: -c[1])

@@ -7,7 +7,8 @@ of NaN.
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 
 from paged import PagedKVCache, paged_attention, slot_mapping_for
 

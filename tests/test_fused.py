@@ -6,12 +6,12 @@ Protects the fast path: same residual stream, same K and V in the same slots, pa
 import pytest
 import torch
 import torch.nn.functional as F
+from small_models import TINY_MODELS, TINY_QWEN3
 
 from paged import PagedKVCache, paged_attention
 from paged.fused import add_rms_norm, narrow_product, prepare, rotation_table, sample, silu_mul
 from paged.models.decoder import Decoder, random_decoder
 from paged.models.fused_decoder import FusedDecoder
-from small_models import TINY_MODELS, TINY_QWEN3
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -120,7 +120,10 @@ def test_prepare():
     tokens = torch.tensor([70, 71, 0], dtype=torch.int32, device=DEVICE)
     ids, positions, rows = ([-1, 5, 6, 0], [4, 1, 2, -1], [0, 1, 1, 0])
     seats, new_blocks = [1, 0], [8, -1]                      # the request in seat 1 has its second block, 8, now
-    make = lambda values: torch.tensor(values, dtype=torch.int32, device=DEVICE)
+
+    def make(values):
+        return torch.tensor(values, dtype=torch.int32, device=DEVICE)
+
     out_ids, slots = prepare(make(ids), make(positions), make(rows), make(seats), make(new_blocks), tables, tokens, 4)
     assert out_ids.tolist() == [71, 5, 6, 0]
     assert slots.tolist() == [8 * 4, 3 * 4 + 1, 3 * 4 + 2, -1]

@@ -5,11 +5,11 @@ Protects the interface that notebooks and users call. The default model itself i
 
 import pytest
 import torch
+from small_models import TINY_LLAMA
 
 from paged import LLM, SamplingParams, Trace
 from paged.models.decoder import random_decoder
 from paged.models.loader import Loaded
-from small_models import TINY_LLAMA
 
 GREEDY = SamplingParams(temperature=0, max_tokens=5)
 
@@ -219,7 +219,8 @@ def test_a_backend_that_cannot_run_here_is_refused_at_once(loaded):
 
 
 def test_preemption_by_swapping_gives_the_same_text(loaded):
-    prompts, params = ["abcdefgh", "ijklmnop", "qrstuvwx"], SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    prompts = ["abcdefgh", "ijklmnop", "qrstuvwx"]
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     roomy = LLM(loaded, device="cpu", block_size=4, num_blocks=64).generate(prompts, params, use_tqdm=False)
     for preemption in ("recompute", "swap"):
         tight = LLM(loaded, device="cpu", block_size=4, num_blocks=10, preemption=preemption)

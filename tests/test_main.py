@@ -1,13 +1,13 @@
-"""The command line: a user's mistake ends in one sentence and status 2, an interruption in 130, never in a traceback."""
+"""The command line: a mistake ends in one sentence and status 2, an interruption in 130, neither in a traceback."""
 
 import json
 import subprocess
 import sys
 
 import pytest
+from test_llm import loaded  # noqa: F401 - a fixture
 
 from paged.__main__ import main
-from test_llm import loaded  # noqa: F401 - a fixture
 
 
 @pytest.fixture
@@ -95,7 +95,8 @@ def test_ctrl_c(tiny, capsys, monkeypatch):
 def test_help_and_unknown_arguments():
     for argv in (["--help"], ["generate", "--help"], ["bench", "--help"], ["models", "--help"]):
         assert subprocess.run([sys.executable, "-m", "paged", *argv], capture_output=True).returncode == 0
-    done = subprocess.run([sys.executable, "-m", "paged", "generate", "hi", "--modle", "x"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "paged", "generate", "hi", "--modle", "x"], capture_output=True,
+                          text=True)
     assert done.returncode == 2 and "--modle" in done.stderr and "Traceback" not in done.stderr
 
 

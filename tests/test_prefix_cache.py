@@ -9,8 +9,8 @@ import random
 import pytest
 
 from paged import BlockPool, Engine, EngineConfig, PrefixCache, SamplingParams, Trace
-from paged.prefix_cache import sha256_chain, xxh64_chain
 from paged.oracle import OracleRunner, truth
+from paged.prefix_cache import sha256_chain, xxh64_chain
 
 MASK = (1 << 64) - 1
 

@@ -5,11 +5,11 @@ sampler's float32 rows for every seat.
 """
 
 import pytest
+from small_models import TINY_QWEN3
 
 from paged import Engine, EngineConfig
 from paged.models.decoder import random_decoder
 from paged.startup import allocate_cache, block_bytes, cpu_num_blocks, warm_up
-from small_models import TINY_QWEN3
 
 
 class Recorder:

@@ -171,7 +171,8 @@ def _kind(name: str) -> str:
     for kind, words in {"attention": ("_decode_kernel", "_combine_kernel", "_prefill_kernel", "flash", "fmha"),
                         "sampling": ("_best_of",), "copies": ("Memcpy", "Memset"),
                         "norm, rotary, store, activation": ("_add_rms_norm", "_rotate_and_store", "_silu_mul"),
-                        "products": ("_matvec", "_matmul_kernel", "gemm", "gemv", "nvjet", "cutlass", "splitK", "cublas")}.items():
+                        "products": ("_narrow_product", "gemm", "gemv", "nvjet", "cutlass", "splitK", "cublas"),
+                        }.items():
         if any(word in name for word in words):
             return kind
     return "other"
