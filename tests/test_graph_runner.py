@@ -16,7 +16,8 @@ from paged.runner import ModelRunner
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
 SMALL = ModelConfig(architecture="qwen3", vocab_size=61, hidden_size=16, intermediate_size=24,
-                    num_layers=2 if CUDA else 1, num_heads=4, num_kv_heads=2, head_dim=16, qk_norm=True, tie_word_embeddings=True)
+                    num_layers=2 if CUDA else 1, num_heads=4, num_kv_heads=2, head_dim=16, qk_norm=True,
+                    tie_word_embeddings=True)
 
 
 @pytest.fixture
