@@ -16,7 +16,6 @@ from paged.engine import Engine, EngineConfig
 from paged.models.loader import Loaded, load
 from paged.request import RequestOutput
 from paged.sampling import BeamSearchParams, SamplingParams
-from paged.slots import blocks_needed
 from paged.startup import Speedups, block_bytes, cpu_num_blocks, make_runner, measure_budget
 from paged.trace import NO_TRACE, Trace
 
@@ -90,8 +89,7 @@ class LLM:
         if num_blocks is None and torch.device(device).type == "cuda":
             self.budget = measure_budget(loaded.decoder, *sizes, max_num_batched_tokens, gpu_memory_utilization,
                                          attention_backend, speedups, trace)
-            # More blocks than the requests that may run can fill would never be used.
-            num_blocks = min(self.budget.num_blocks, max_num_seqs * blocks_needed(max_model_len, block_size))
+            num_blocks = self.budget.num_blocks
         elif num_blocks is None:
             num_blocks = cpu_num_blocks(loaded.decoder, *sizes)
             trace.emit("KV_BUDGET_ESTIMATE", num_blocks=num_blocks, block_bytes=block_bytes(loaded.decoder, block_size))
