@@ -1,6 +1,7 @@
 """Settings for all tests: few threads, a repeatable hypothesis, and the skip of what needs a GPU."""
 
 import os
+import shutil
 
 # Before torch is imported anywhere. Two workers on two cores must not start four threads each.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -26,3 +27,20 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(skip)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium, without a window; skips where there is none.
+
+    A module at a time: two of these alive in one process do not get along.
+    """
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    program = next(filter(None, map(shutil.which, names)), None)
+    if program is None:
+        pytest.skip(f"no browser: none of {', '.join(names)} is installed")
+    sync_api = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
+    with sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        yield chromium
+        chromium.close()

@@ -5,14 +5,10 @@ then opened in Chromium, light and dark, wide and on a phone: no script errors, 
 sideways scrolling, buttons that lead to the right place, figures that react to the keyboard.
 """
 
-import functools
-import http.server
 import os
 import re
-import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -21,6 +17,8 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "book"))
 import sync
+
+from tests.serving import served
 
 pytestmark = pytest.mark.book
 
@@ -102,31 +100,10 @@ def test_buttons_lead_to_the_right_place(site, page):
     assert f"git+{REPOSITORY['url']}" in downloaded and sync.FROM_CHECKOUT not in downloaded
 
 
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *arguments):
-        pass
-
-
 @pytest.fixture(scope="session")
 def address(site):
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(site)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
-
-
-@pytest.fixture(scope="session")
-def browser():
-    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-    program = next(filter(None, map(shutil.which, names)), None)
-    if program is None:
-        pytest.skip(f"no browser: none of {', '.join(names)} is installed")
-    sync_api = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
-    with sync_api.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
-        yield chromium
-        chromium.close()
+    with served(site) as address:
+        yield address
 
 
 @pytest.fixture
