@@ -169,10 +169,7 @@ class GraphRunner(ModelRunner):
         chosen = torch.tensor(chosen, dtype=torch.int32, device=self.device)
         drawn[rows] = chosen
         self.tokens[[seats[row] for row in rows]] = chosen
-        if logprobs is not None:
-            batch.logprobs = [None] * len(seats)
-            for row, entry in zip(rows, logprobs):
-                batch.logprobs[row] = entry
+        self.keep_logprobs(batch, rows, logprobs)
 
     # ── seats and tables ──────────────────────────────────────────────────────────────────────────────
 
@@ -246,7 +243,7 @@ class GraphRunner(ModelRunner):
         for num_tokens, num_rows in tqdm(sorted(sizes, reverse=True), desc="Capturing graphs",
                                          disable=not use_tqdm, dynamic_ncols=True):
             inputs = StepInputs(num_tokens, num_rows, self.device)
-            inputs.send(([0] * 0,) * 7, (0, -1, 0, self.max_num_seqs, -1, 0, 0))
+            inputs.send(([],) * 7, (0, -1, 0, self.max_num_seqs, -1, 0, 0))
             outputs = self._run(inputs)                      # compiles kernels and fills caches outside the graph
             graph = _Replay(lambda inputs=inputs: self._run(inputs), outputs)
             if self.device.type == "cuda":

@@ -47,10 +47,7 @@ class ModelRunner:
         chosen, logprobs = sample(logits, [batch.requests[row] for row in rows])
         for row, token in zip(rows, chosen):
             tokens[row] = token
-        if logprobs is not None:
-            batch.logprobs = [None] * len(tokens)
-            for row, entry in zip(rows, logprobs):
-                batch.logprobs[row] = entry
+        self.keep_logprobs(batch, rows, logprobs)
         return tokens
 
     def hidden_states(self, batch: Batch) -> torch.Tensor:
@@ -76,6 +73,14 @@ class ModelRunner:
         copy_between(self.kv, self.host_kv, batch.swap_out)
         self.kv.copy_blocks(batch.block_copies)
         copy_between(self.host_kv, self.kv, batch.swap_in)
+
+    @staticmethod
+    def keep_logprobs(batch: Batch, rows: Sequence[int], logprobs: Sequence[dict | None] | None) -> None:
+        """Enter what the sampler gave for these rows into batch.logprobs; nothing, if nobody asked."""
+        if logprobs is not None:
+            batch.logprobs = [None] * len(batch.requests)
+            for row, entry in zip(rows, logprobs):
+                batch.logprobs[row] = entry
 
     @staticmethod
     def sampled_rows(batch: Batch) -> list[int]:

@@ -1,4 +1,4 @@
-"""What every record of a measurement says about where and how it was made."""
+"""What the benchmarks share: the shapes they run, and what every record says about where it was made."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from pathlib import Path
 import torch
 
 import paged
+from paged.models.config import ModelConfig
+
+QWEN3_0_6B = ModelConfig("qwen3", vocab_size=151_936, hidden_size=1024, intermediate_size=3072, num_layers=28,
+                         num_heads=16, num_kv_heads=8, head_dim=128, qk_norm=True, rope_theta=1e6,
+                         tie_word_embeddings=True, max_position_embeddings=40_960)
 
 
 def machine(command: str) -> dict:

@@ -13,21 +13,20 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paged.bench.common import machine
+from paged.bench.common import QWEN3_0_6B, machine
 from paged.models.config import ModelConfig
 from paged.models.decoder import Decoder, random_decoder
 
 
 def qwen3_shapes(num_layers: int) -> ModelConfig:
     """Qwen3-0.6B with fewer layers, and a small vocabulary: the head is not what is measured."""
-    return ModelConfig("qwen3", vocab_size=1024, hidden_size=1024, intermediate_size=3072,
-                       num_layers=num_layers, num_heads=16, num_kv_heads=8, head_dim=128, qk_norm=True,
-                       rope_theta=1e6, tie_word_embeddings=True, max_position_embeddings=40_960)
+    return replace(QWEN3_0_6B, num_layers=num_layers, vocab_size=1024)
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from paged.bench.common import machine
+from paged.bench.common import QWEN3_0_6B, machine
 from paged.llm import LLM
 from paged.models.config import ModelConfig
 from paged.models.decoder import Decoder
@@ -28,9 +28,6 @@ from paged.sampling import SamplingParams
 from paged.startup import Speedups
 
 VOCABULARY = 10_000                                         # token ids that prompts are drawn from
-QWEN3_0_6B = ModelConfig("qwen3", vocab_size=151_936, hidden_size=1024, intermediate_size=3072, num_layers=28,
-                         num_heads=16, num_kv_heads=8, head_dim=128, qk_norm=True, rope_theta=1e6,
-                         tie_word_embeddings=True, max_position_embeddings=40_960)
 ABLATIONS = {"everything": {}, "no narrow products": {"narrow_products": False}, "in step": {"run_ahead": False},
              "no graphs": {"graphs": False}, "plain PyTorch kernels": {"fused": False}}
 
