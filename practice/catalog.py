@@ -16,10 +16,13 @@ them again. `answers/progress.json` says what is solved and how many hints were 
 """
 
 import datetime
+import io
 import json
 import os
 import re
+import tokenize
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 EXERCISES = Path(__file__).resolve().parent / "exercises"
@@ -94,12 +97,45 @@ def find(exercises, word):
         words.append(path.parent.parent.name)
     for candidate in words:
         for exercise in exercises:
-            if candidate in (exercise.name, exercise.folder.name) or candidate.isdecimal() and (
-                    int(candidate) == exercise.number):
+            if candidate in (exercise.name, exercise.folder.name) or (
+                    candidate.lstrip("0") == str(exercise.number)):
                 return exercise
     close = [e.name for e in exercises if str(word) and (str(word) in e.name or e.name in str(word))]
+    close = close or get_close_matches(str(word), [e.name for e in exercises], 1)
     hint = f"; did you mean {' or '.join(close)}?" if close else ": `list` shows all of them"
     raise LookupError(f"there is no exercise {str(word)!r}{hint}")
+
+
+def read_source(path):
+    """The text of a Python file. Raises SyntaxError with a sentence for a file that cannot be read as text."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        what = "it is a folder" if Path(path).is_dir() else error.strerror
+        raise SyntaxError(f"{path} cannot be read: {what}") from None
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise SyntaxError("the file is saved as UTF-16: save it as UTF-8")
+    if b"\0" in data:
+        raise SyntaxError("the file is not text (it holds zero bytes): save it as UTF-8")
+    encoding = "utf-8"
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+    except SyntaxError as error:
+        if "unknown encoding" in str(error):
+            raise SyntaxError(f"Python cannot decode what the file says it is: {error}") from None
+    try:
+        return data.decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        line = data[:error.start].count(b"\n") + 1
+        raise SyntaxError(f"the file is not {error.encoding.upper()}: line {line} has the byte "
+                          f"0x{data[error.start]:02x}. Save it as UTF-8") from None
+
+
+def progress_in(data):
+    """What is progress in the content of a JSON file: {"solved": {name: date}, "hints": {name: number seen}}."""
+    parts = {key: data[key] if isinstance(data.get(key), dict) else {} for key in ("solved", "hints")}
+    return {"solved": {name: date for name, date in parts["solved"].items() if isinstance(date, str)},
+            "hints": {name: seen for name, seen in parts["hints"].items() if type(seen) is int and seen > 0}}
 
 
 class Answers:
@@ -134,18 +170,17 @@ class Answers:
         return kept
 
     def progress(self):
-        """{"solved": {name: date}, "hints": {name: number seen}}; an unreadable file is set aside."""
+        """What `progress_in` finds in progress.json; a file that is no JSON object is set aside."""
         try:
-            progress = json.loads(self._file.read_text(encoding="utf-8"))
+            progress = json.loads(self._file.read_bytes())
             if not isinstance(progress, dict):
                 raise ValueError("progress.json must hold an object")
         except FileNotFoundError:
             progress = {}
-        except ValueError:
+        except (ValueError, RecursionError):
             os.replace(self._file, self._file.with_name("progress.unreadable.json"))
             progress = {}
-        return {key: progress[key] if isinstance(progress.get(key), dict) else {}
-                for key in ("solved", "hints")}
+        return progress_in(progress)
 
     def record(self, exercise, solved=None, hints=None):
         """Note that an exercise is solved, or how many of its hints have been seen."""

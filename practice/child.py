@@ -7,15 +7,14 @@ that is about to use up its seconds, leaves its traceback in the file "faults".
 """
 
 import faulthandler
-import io
 import json
 import os
 import sys
 import threading
-import tokenize
 import traceback
 
 import runner
+from catalog import read_source
 
 
 def main(orders_path):
@@ -25,7 +24,11 @@ def main(orders_path):
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
 
+    process = os.getpid()
+
     def send(event):
+        if os.getpid() != process:                   # a copy that the answer forked: one process judges
+            os._exit(0)
         events.write(json.dumps(event) + "\n")
         events.flush()
 
@@ -35,12 +38,13 @@ def main(orders_path):
     if not _prepare(orders["kind"]):
         _limit_memory(orders["kind"], orders["memory_mb"])
     sys.path.pop(0)                                  # an answer that says `import runner` gets no judge
+    del sys.modules["runner"], sys.modules["catalog"]
     for path in orders["answers"]:
         send({"event": "answer", "answer": path})
         watch.restart()
         try:
             source = read_source(path)
-        except (OSError, SyntaxError, UnicodeDecodeError) as error:
+        except SyntaxError as error:
             send({"event": "problem", "sentence": str(error), "trace": [], "printed": ""})
             continue
         for event in runner.judge(source, path, orders["starter"], orders["statement"], orders["tests"]):
@@ -75,28 +79,6 @@ class Watch:
         for frame, line in traceback.walk_stack(main):
             print(f'File "{frame.f_code.co_filename}", line {line} in {frame.f_code.co_name}', file=self.file)
         self.file.flush()
-
-
-def read_source(path):
-    """The text of a Python file. Raises SyntaxError with a sentence for a file in an unreadable encoding."""
-    with open(path, "rb") as file:
-        data = file.read()
-    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise SyntaxError("the file is saved as UTF-16: save it as UTF-8")
-    if b"\0" in data:
-        raise SyntaxError("the file is not text (it holds zero bytes): save it as UTF-8")
-    encoding = "utf-8"
-    try:
-        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
-    except SyntaxError as error:
-        if "unknown encoding" in str(error):
-            raise SyntaxError(f"Python cannot decode what the file says it is: {error}") from None
-    try:
-        return data.decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
-    except UnicodeDecodeError as error:
-        line = data[:error.start].count(b"\n") + 1
-        raise SyntaxError(f"the file is not {error.encoding.upper()}: line {line} has the byte "
-                          f"0x{data[error.start]:02x}. Save it as UTF-8") from None
 
 
 def _prepare(kind):

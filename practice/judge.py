@@ -18,7 +18,6 @@
 Exit status: 0 when all went well, 1 when an answer fails, 2 when the command cannot be carried out.
 """
 
-import argparse
 import builtins
 import json
 import os
@@ -34,10 +33,7 @@ if str(HERE.parent) not in sys.path:
 
 from practice import portable, report, runner, sandbox  # noqa: E402
 from practice.catalog import KINDS, Answers, find, load_exercises  # noqa: E402
-
-
-class Refused(Exception):
-    """A command that cannot be carried out; the text says why and what to do instead."""
+from practice.options import Refused, parse  # noqa: E402
 
 
 class Judge:
@@ -46,6 +42,8 @@ class Judge:
     def __init__(self, answers, say, seconds=None):
         self.exercises = load_exercises()
         self.answers = Answers(answers)
+        if self.answers.folder.exists() and not self.answers.folder.is_dir():
+            raise Refused(f"{answers} is a file: --answers names a folder")
         self.say = say
         self.seconds = seconds
 
@@ -54,6 +52,16 @@ class Judge:
             return find(self.exercises, word)
         except LookupError as error:
             raise Refused(str(error)) from None
+
+    def _answer(self, word):
+        """(exercise, file): for a path that file, for a name or a number the one in the folder of answers."""
+        exercise = self._find(word) if word else self._latest()
+        path = Path(word or "")
+        if path.suffix == ".py" or (path.suffix or path.name != (word or "")) and not path.is_dir():
+            if not path.is_file():
+                raise Refused(f"there is no file {word}")
+            return exercise, path
+        return exercise, self.answers.path(exercise)
 
     def _latest(self):
         """The exercise whose answer was saved last, else the next one."""
@@ -96,14 +104,9 @@ class Judge:
         return 0, {"exercise": exercise.name, "file": str(path), "new": new}
 
     def run(self, word):
-        """Judge one answer. A path judges that file; a name or number, the file in the folder of answers."""
-        exercise = self._find(word) if word else self._latest()
-        path = self.answers.path(exercise)
-        if word and word.endswith(".py"):
-            path = Path(word)
-            if not path.is_file():
-                raise Refused(f"there is no file {word}")
-        elif self.answers.start(exercise):
+        """Judge one answer; an exercise that has none gets its starter."""
+        exercise, path = self._answer(word)
+        if not path.exists() and self.answers.start(exercise):
             self.say(f"You had no answer yet: the starter is now in {report.shorten(path)}.\n")
         return self._judge(exercise, path)
 
@@ -146,34 +149,33 @@ class Judge:
 
     def watch(self, word):
         """Judge again whenever an answer is saved, until Ctrl-C."""
-        if word:
-            self.answers.start(self._find(word))
-        elif not any(self.answers.exists(e) for e in self.exercises):
-            self.answers.start(self._latest())
-        watched = [self._find(word)] if word else self.exercises
+        latest, path = self._answer(word)
+        if not path.exists():
+            self.answers.start(latest)
+        watched = [(latest, path)] if word else [(e, self.answers.path(e)) for e in self.exercises]
         times = {}
 
         def saved():
             found = []
-            for exercise in watched:
+            for exercise, file in watched:
                 try:
-                    changed = self.answers.path(exercise).stat().st_mtime_ns
+                    changed = file.stat().st_mtime_ns
                 except FileNotFoundError:            # not started, or an editor is about to rename a new file
                     continue
                 if changed != times.get(exercise.name):
-                    found.append(exercise)
+                    found.append((exercise, file))
                 times[exercise.name] = changed
             return found
 
-        first = saved()
-        current = [self._find(word)] if word else [self._latest()] if first else []
-        self.say(f"Watching {report.shorten(self.answers.folder)}. Ctrl-C ends.\n")
+        saved()
+        current = [(latest, path)]
+        self.say(f"Watching {report.shorten(path if word else path.parent)}. Ctrl-C ends.\n")
         try:
             while True:
-                for exercise in current:
+                for exercise, file in current:
                     self.say(report.rule(exercise))
                     try:
-                        self._judge(exercise, self.answers.path(exercise))
+                        self._judge(exercise, file)
                     except Refused as error:
                         self.say(str(error))
                 time.sleep(0.3)
@@ -186,7 +188,7 @@ class Judge:
         exercise = self._find(word) if word else self._latest()
         hints = exercise.hints
         seen = self.answers.progress()["hints"].get(exercise.name, 0)
-        number = number or min(seen + 1, len(hints))
+        number = min(seen + 1, len(hints)) if number is None else number
         if not 1 <= number <= len(hints):
             raise Refused(f"{exercise.name} has {len(hints)} hints, number {number} is not among them")
         self.answers.record(exercise, hints=number)
@@ -230,14 +232,21 @@ class Judge:
         return (1 if bad else 0), {"passed": not bad, "skipped": skipped, "faults": faults}
 
     def export(self, path):
-        count = portable.export_answers(self.answers, self.exercises, Path(path))
+        if Path(path).suffix != ".json":             # an answer of that name would be overwritten
+            raise Refused(f"an export is a JSON file: {Path(path).with_suffix('.json')}, for example")
+        try:
+            count = portable.export_answers(self.answers, self.exercises, Path(path))
+        except SyntaxError as error:
+            raise Refused(str(error)) from None
         self.say(f"{path} holds {count} answers: import it on the progress page of the book.")
         return 0, {"file": path, "answers": count}
 
     def bring(self, path, replace):
         try:
             done = portable.import_answers(self.answers, self.exercises, Path(path), replace)
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            raise Refused(f"{path} cannot be imported: {error.strerror}") from None
+        except (ValueError, RecursionError) as error:
             raise Refused(f"{path} cannot be imported: {error}") from None
         self.say(report.imported(done))
         return 0, done
@@ -245,17 +254,20 @@ class Judge:
     def grade(self, word, path):
         from practice import perf
 
-        exercise = self._find(word)
+        exercise, file = self._answer(word)
         if why_not := perf.why_not(exercise):
             raise Refused(why_not)
-        path = Path(path) if path else self.answers.path(exercise)
-        if not path.is_file():
-            raise Refused(f"there is no file {path}: `start {exercise.name}` makes one")
+        path = Path(path) if path else file
+        if path.suffix != ".py" or not path.is_file():
+            raise Refused(f"there is no Python file {path}: `start {exercise.name}` makes one")
         passed, _ = self._judge(exercise, path)
         if passed != 0:
             raise Refused("a kernel must be right before it is timed")
-        grade = subprocess.run([sys.executable, str(HERE / "perf.py"), exercise.name, str(path.resolve())],
-                               capture_output=True, text=True, encoding="utf-8", timeout=900)
+        try:
+            grade = subprocess.run([sys.executable, str(HERE / "perf.py"), exercise.name, str(path.resolve())],
+                                   capture_output=True, encoding="utf-8", errors="replace", timeout=900)
+        except subprocess.TimeoutExpired:
+            raise Refused("no end after 15 minutes of measuring: the kernel is far too slow") from None
         if grade.returncode != 0:
             raise Refused((grade.stderr.strip().splitlines() or ["the measurement failed"])[-1])
         data = json.loads(grade.stdout.splitlines()[-1])
@@ -286,49 +298,19 @@ def faults_of(exercise):
     return faults
 
 
-def parse(arguments):
-    """The options of the command line. An exercise alone means `run`, nothing at all `progress`."""
-    common = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    common.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-    common.add_argument("--answers", default=str(HERE / "answers"), metavar="FOLDER",
-                        help="where your answers live (default: practice/answers)")
-    common.add_argument("--seconds", type=float, help="time limit of a case, instead of the default")
-    options, rest = common.parse_known_args(arguments)
-
-    parser = argparse.ArgumentParser(prog="judge.py", description=__doc__, parents=[common],
-                                     allow_abbrev=False,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name in ("progress", "list", "all", "doctor"):
-        commands.add_parser(name)
-    for name in ("start", "run", "watch", "hint", "solution"):
-        commands.add_parser(name).add_argument("exercise", nargs="?")
-    commands.choices["hint"].add_argument("number", nargs="?", type=int)
-    commands.add_parser("reset").add_argument("exercise")
-    commands.add_parser("check").add_argument("exercise", nargs="*")
-    commands.add_parser("grade").add_argument("exercise")
-    commands.choices["grade"].add_argument("file", nargs="?")
-    commands.add_parser("export").add_argument("file")
-    commands.add_parser("import").add_argument("file")
-    commands.choices["import"].add_argument("--replace", action="store_true",
-                                            help="put imported answers in the place of different ones")
-    if not rest:
-        rest = ["progress"]
-    elif not rest[0].startswith("-") and rest[0] not in commands.choices:
-        rest = ["run", *rest]
-    parser.parse_args(rest, options)
-    return options
-
-
 def main(arguments=None):
     if hasattr(sys.stdout, "reconfigure"):           # a redirected stream on Windows cannot print ✓ otherwise
         sys.stdout.reconfigure(encoding="utf-8", errors="replace")
     if os.name == "nt":
         os.system("")                                # switches the colours of a Windows console on
-    options = parse(sys.argv[1:] if arguments is None else list(arguments))
-    judge = Judge(options.answers, (lambda text: None) if options.json else print, options.seconds)
-    word = getattr(options, "exercise", None)
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    as_json = "--json" in arguments
     try:
+        options = parse(arguments, __doc__)
+        judge = Judge(options.answers, (lambda text: None) if as_json else print, options.seconds)
+        word = getattr(options, "exercise", None)
+        if options.command == "watch" and as_json:
+            raise Refused("watch prints until Ctrl-C, and has no JSON to give: `run` has")
         if options.command in ("progress", "list", "all", "doctor"):
             status, data = getattr(judge, options.command)()
         elif options.command == "hint":
@@ -341,16 +323,26 @@ def main(arguments=None):
             status, data = judge.grade(word, options.file)
         else:
             status, data = getattr(judge, options.command)(word)
-    except (Refused, OSError) as error:
-        status, data = 2, {"error": str(error)}
-        if not options.json:
-            print(f"judge: {error}", file=sys.stderr)
-    if options.json:
+    except BrokenPipeError:
+        raise                                        # whoever read what is printed has gone
+    except (Refused, OSError, KeyboardInterrupt) as error:
+        text = str(error) or "interrupted"
+        if isinstance(error, OSError) and error.filename:
+            text = f"{error.filename} cannot be used: {error.strerror}"
+        status, data = 2, {"error": text}
+        if not as_json:
+            print(f"judge: {text}", file=sys.stderr)
+    if as_json:
         print(json.dumps(data, indent=1, ensure_ascii=False))
     return status
 
 
 if __name__ == "__main__":
-    outcome = main()
+    try:
+        outcome = main()
+        sys.stdout.flush()
+    except BrokenPipeError:                          # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        outcome = 1
     if not hasattr(builtins, "get_ipython"):         # under %run, SystemExit would print a warning each time
         sys.exit(outcome)

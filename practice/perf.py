@@ -6,13 +6,18 @@ are medians of CUDA events, after a warm-up, over inputs that are rotated so tha
 them, and over caches full of random numbers.
 
 A kernel is not graded when the answer lets a library do the work (it may allocate and fill tensors, and
-launch its own kernels, nothing else), when its result depends on an earlier call, or when it is wrong.
+launch its own kernels, nothing else), when its result depends on an earlier call, or when it is wrong. All
+inputs are filled anew before each round of timed calls, and each timed result is checked after it. At every
+shape, calls under watch come between the rounds at random, so that no count of calls tells which are timed.
 """
 
 import ast
+import contextlib
 import importlib.util
 import json
 import os
+import random
+import re
 import statistics
 import sys
 from pathlib import Path
@@ -24,7 +29,7 @@ if str(ROOT) not in sys.path:
 HEADS, KV_HEADS, HEAD_DIM, PAGE = 16, 8, 128, 16
 # (batch, context) for the decode kernel, tokens for the store kernel.
 SHAPES = {"triton_decode": ((16, 4096), (64, 4096), (256, 1024)), "triton_store": (16384, 65536)}
-REPETITIONS, WARM_UP, ROTATED = 30, 5, 3
+REPETITIONS, WARM_UP, ROTATED = 30, 5, 3             # repetitions in rounds, one call an input
 LADDER = ((0.25, "★"), (0.5, "★★"), (0.7, "★★★"), (0.85, "★★★★"))
 AS_GOOD = 0.98              # of the book's own kernel: five stars
 # What an answer may ask of PyTorch besides launching kernels: memory, its shape, and filling it.
@@ -34,6 +39,11 @@ ALLOWED_OPERATIONS = set(
     "alias split unbind _local_scalar_dense".split())
 ALLOWED_MODULES = {"torch", "triton", "math", "collections", "functools", "typing", "__future__"}
 ALLOWED_KERNELS = ("FillFunctor", "Memset")
+# Ways to a module that is not imported by its name, and to work that the events do not see.
+REFUSED_NAMES = set(
+    "exec eval compile builtins sys _sys inspect ctypes getattr setattr vars globals locals Stream "
+    "ExternalStream get_stream_from_external set_stream".split())
+REFUSED_PATTERN = re.compile("(.*_)?import(_.*|lib)?|__(?!name__|init__|future__).*__")
 
 
 def why_not(exercise):
@@ -62,34 +72,56 @@ def mark(score, our_score):
 
 
 def foreign_imports(source):
-    """Modules that an answer imports and may not: a sentence, or None."""
+    """What an answer imports or names and may not, such as a way round imports: a sentence, or None."""
     for node in ast.walk(ast.parse(source)):
         names = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names = [node.module or ""]
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = [part for alias in node.names for part in alias.name.split(".")]
+            modules = [alias.name for alias in node.names]
+            if isinstance(node, ast.ImportFrom):
+                modules = ["." * node.level + (node.module or "")]
+                names += modules[0].split(".")
+            for name in modules:
+                if name.partition(".")[0] not in ALLOWED_MODULES:
+                    return f"line {node.lineno} imports {name}: the kernel must be your own"
+        elif isinstance(node, ast.Name):
+            names = [node.id]
+        elif isinstance(node, ast.Attribute):
+            names = [node.attr]
+            if isinstance(node.ctx, ast.Store) and ast.unparse(node.value) != "self":
+                return f"line {node.lineno} changes {ast.unparse(node)}, which is not the answer's own"
         for name in names:
-            if name.partition(".")[0] not in ALLOWED_MODULES:
-                return f"line {node.lineno} imports {name}: the kernel must be your own"
+            if name in REFUSED_NAMES or REFUSED_PATTERN.fullmatch(name):
+                return f"line {node.lineno} uses {name}, which a graded answer may not: the kernel must be your own"
     return None
+
+
+def own_kernels(module):
+    """Names of the Triton kernels that are written in the answer's file, tuned ones too."""
+    names = set()
+    for value in vars(module).values():
+        kernel = value
+        while type(kernel).__module__.startswith("triton.") and hasattr(kernel, "fn"):
+            kernel = kernel.fn                       # of a kernel, or of what tunes one
+        if kernel is not value and kernel.__code__.co_filename == module.__file__:
+            names.add(kernel.__name__)
+    return names
 
 
 def foreign_operations(call):
     """PyTorch operations that a call runs and may not, as a sentence, or None."""
+    import torch
     import triton
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    found, home = set(), str(Path(triton.__file__).parent)
+    found, homes = set(), [str(Path(module.__file__).parent) for module in (torch, triton)]
 
     def by_triton():
         """Whether Triton asks, and not the answer: its interpreter copies tensors."""
         frame = sys._getframe(2)
-        while frame is not None:
-            if frame.f_code.co_filename.startswith(home):
-                return True
+        while frame.f_code.co_filename.startswith(homes[0]):
             frame = frame.f_back
-        return False
+        return frame.f_code.co_filename.startswith(homes[1])
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -244,21 +276,19 @@ def our_function(name):
 
 
 def microseconds(call, inputs):
-    """Times of `call(input)`, one a repetition, going round the inputs; in µs."""
+    """Times of `call(input)`, one an input, none of them waited for by the next; in µs, and the results."""
     import torch
 
-    for i in range(WARM_UP):
-        call(inputs[i % len(inputs)])
     torch.cuda.synchronize()
-    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
-              for _ in range(REPETITIONS)]
+    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in inputs]
     torch.cuda._sleep(20_000_000)                    # so that the CPU is ahead, and no launch is waited for
-    for i, (start, end) in enumerate(events):
+    results = []
+    for (start, end), one in zip(events, inputs):
         start.record()
-        call(inputs[i % len(inputs)])
+        results.append(call(one))
         end.record()
     torch.cuda.synchronize()
-    return [1000 * start.elapsed_time(end) for start, end in events]
+    return [1000 * start.elapsed_time(end) for start, end in events], results
 
 
 def copy_bandwidth():
@@ -267,8 +297,33 @@ def copy_bandwidth():
 
     source = torch.empty(1 << 29, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    times = microseconds(lambda _: target.copy_(source), [None])
-    return 2 * source.numel() / statistics.median(times) / 1000
+    times, _ = microseconds(target.copy_, [source] * (WARM_UP + REPETITIONS))
+    return 2 * source.numel() / statistics.median(times[WARM_UP:]) / 1000
+
+
+def measure(tasks, own=None):
+    """(times in µs, None), or (None, why the function of the tasks is not graded, as a sentence).
+
+    `own`: names of the kernels that it may run, None for any.
+    """
+    for i in range(WARM_UP):                         # compiles, and tunes if the kernel asks for that
+        tasks[i % len(tasks)].run()
+    samples = []
+
+    def watched():
+        task = random.choice(tasks)
+        return foreign_operations(task.run) or foreign_kernels(kernels_of(task.run), own) or remembers(task)
+
+    while len(samples) < REPETITIONS:
+        for i, task in enumerate(tasks):
+            task.fill(len(samples) + i)
+        times, results = microseconds(lambda task: task.run(), tasks)
+        samples += times
+        if not all(task.right(out) for task, out in zip(tasks, results)):
+            return None, "a result is wrong, or one of an earlier call: nothing may be kept"
+        if own is not None and random.random() < 0.3 and (found := watched()):
+            return None, found
+    return samples, None if own is None else watched()
 
 
 def kernels_of(call):
@@ -291,48 +346,32 @@ def load(path):
     return module
 
 
-def refusal(name, path, tasks):
-    """Why an answer is not graded, as a sentence, or None."""
-    import triton
-
-    if found := foreign_imports(Path(path).read_text(encoding="utf-8")):
-        return found
-    own = {value.fn.__name__ for value in vars(sys.modules["answer"]).values()
-           if isinstance(value, triton.runtime.JITFunction)}
-    task = tasks[0]
-    task.run()                                       # compiles, and tunes if the kernel asks for that
-    return (foreign_operations(task.run) or foreign_kernels(kernels_of(task.run), own) or remembers(task))
-
-
 def grade(name, path):
     """Everything that `judge.py grade` prints, raw samples included."""
     import torch
     import triton
 
-    function, task_of = TASKS[name]
-    answer, ours = getattr(load(path), function), our_function(name)
     result = {"exercise": name, "card": torch.cuda.get_device_name(), "torch": torch.__version__,
-              "triton": triton.__version__, "refused": None, "copy_gb_s": copy_bandwidth(), "shapes": []}
+              "triton": triton.__version__, "refused": foreign_imports(Path(path).read_bytes()), "shapes": []}
+    if result["refused"]:                            # before anything of the answer runs
+        return result
+    module, (function, task_of) = load(path), TASKS[name]
+    answer, ours = getattr(module, function), our_function(name)
+    result["copy_gb_s"] = copy_bandwidth()
     for shape in SHAPES[name]:
         sizes = shape if isinstance(shape, tuple) else (shape,)
         tasks = [task_of(answer, *sizes) for _ in range(ROTATED)]
-        for seed, task in enumerate(tasks):
-            task.fill(seed)
-        if not result["shapes"]:
-            result["refused"] = refusal(name, path, tasks)
-            if result["refused"]:
-                return result
         row = {"shape": tasks[0].name, "bytes": tasks[0].bytes}
-        for prefix, call in (("", answer), ("our_", ours)):
+        for prefix, call, own in (("", answer, own_kernels(module)), ("our_", ours, None)):
             for task in tasks:
                 task.function = call
-            samples = microseconds(lambda task: task.run(), tasks)
+            samples, result["refused"] = measure(tasks, own)
+            if result["refused"]:
+                result["refused"] = f"at {row['shape']}, {result['refused']}"
+                return result
             median = statistics.median(samples)
             row |= {f"{prefix}samples_us": samples, f"{prefix}us": median,
                     f"{prefix}share": row["bytes"] / median / 1000 / result["copy_gb_s"]}
-            if not prefix and not tasks[-1].right(tasks[-1].run()):
-                result["refused"] = f"at {row['shape']} the result is wrong"
-                return result
         result["shapes"].append(row)
     for prefix in ("", "our_"):
         shares = [row[f"{prefix}share"] for row in result["shapes"]]
@@ -342,4 +381,7 @@ def grade(name, path):
 
 
 if __name__ == "__main__":
-    print(json.dumps(grade(*sys.argv[1:3])))
+    with contextlib.redirect_stdout(sys.stderr):     # what the answer prints is no part of the result
+        graded = grade(*sys.argv[1:3])
+    print(json.dumps(graded), flush=True)
+    os._exit(0)                                      # not through what the answer may have left behind

@@ -26,6 +26,17 @@ def shorten(path):
         return str(path)
 
 
+def visible(value):
+    """The strings of a report, with control characters spelt out: an answer must not steer the terminal."""
+    if isinstance(value, dict):
+        return {key: visible(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [visible(one) for one in value]
+    if isinstance(value, str):
+        return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda match: f"\\x{ord(match[0]):02x}", value)
+    return value
+
+
 def _indent(text, by=4):
     return textwrap.indent(str(text), " " * by)
 
@@ -112,6 +123,7 @@ def rule(exercise):
 
 def result(exercise, path, outcome):
     """A line for each case, then the first failure in full."""
+    outcome = visible(outcome)
     lines = [f"{paint(exercise.title, 'bold')}  {paint(shorten(path), 'dim')}"]
     if problem := outcome["problem"]:
         lines += [paint("  ✗ ", "red") + problem["sentence"]]
@@ -167,6 +179,7 @@ def _printed(case):
 
 def first_failure(outcome):
     """The first failure of a report, in one line."""
+    outcome = visible(outcome)
     if outcome["problem"]:
         return outcome["problem"]["sentence"].splitlines()[0]
     for case in outcome["cases"]:

@@ -269,7 +269,12 @@ def _captured(printed):
 
 def _sentence(error, filename):
     """What went wrong, in words for the person who wrote the answer."""
-    name, text = type(error).__name__, str(error)
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception:
+        text = "its text cannot be shown: its __str__ raises"
+    text = text if len(text) <= PRINT_LIMIT else f"{text[:PRINT_LIMIT]} ... ({len(text):,} characters)"
     if isinstance(error, NotImplementedError):
         return "not written yet" + (f": {text}" if text else "")
     if isinstance(error, SyntaxError) and error.filename == filename:

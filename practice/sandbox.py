@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -50,10 +51,12 @@ def _run_child(exercise, answers, seconds, on_event):
         child = subprocess.Popen(
             [sys.executable, str(HERE / "child.py"), str(orders)], stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=os.name == "posix",
-            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"})
-        lines, errors = queue.Queue(), []
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1",
+                 "PYTHONSAFEPATH": ""})              # child.py imports the files beside it
+        lines, errors = queue.Queue(), deque(maxlen=8)           # of an endless stderr, the end is kept
+        chunks = iter(lambda: child.stderr.read1(1 << 16), b"")
         threading.Thread(target=_pump, args=(child.stdout, lines.put), daemon=True).start()
-        threading.Thread(target=_pump, args=(child.stderr, errors.append), daemon=True).start()
+        threading.Thread(target=_pump, args=(chunks, errors.append), daemon=True).start()
         try:
             return _collect(child, lines, per_case, until_first, on_event, faults, errors)
         finally:
@@ -95,7 +98,10 @@ def _collect(child, lines, per_case, until_first, on_event, faults, errors):
                         _frames(faults, answer))
         if line is None:
             return stop(*_obituary(child, answer, faults, errors))
-        event = json.loads(line)
+        try:
+            event = json.loads(line)
+        except ValueError:                           # the half of an event: the child died while it wrote
+            continue
         if on_event:
             on_event(event)
         kind = event.pop("event")
@@ -141,12 +147,13 @@ def _obituary(child, answer, faults, errors):
     if code > 255:                                   # Windows says it with a code of its own
         return f"the answer crashed the Python process (0x{code:08X})", frames
     said = b"".join(error for error in errors if error).decode("utf-8", "replace").strip().splitlines()
-    last = f": {said[-1]}" if said else ""
+    last = f": {said[-1][:300]}" if said else ""
     return f"the Python process ended with code {code}{last}", frames
 
 
 def _frames(faults, answer):
     """The learner's frames in what the child wrote about its end, innermost first."""
+    linecache.checkcache(answer)                     # `watch` has seen earlier versions of it
     text = faults.read_text(encoding="utf-8", errors="replace") if faults.exists() else ""
     found = re.findall(r'File "(.*)", line (\d+) in (.+)', text)
     return [{"line": int(line), "function": function, "source": linecache.getline(path, int(line)).strip()}
