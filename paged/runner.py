@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from paged.attention import choose_backend, paged_attention
+from paged.attention import backend_name, choose_backend, paged_attention
 from paged.kv_cache import PagedKVCache
 from paged.models.decoder import Decoder
 from paged.sampler import sample
@@ -22,17 +22,21 @@ class ModelRunner:
         attention_backend: a name of `paged.attention.BACKENDS`, or "auto".
         host_kv: the cache in host memory that preempted requests are swapped to; None if they recompute.
 
+    Attributes:
+        attention_backend: the name of the backend in use; "auto" is settled here.
+        attention: the same for people to read, with the library that serves it: "flash (FlashAttention-3)".
+
     Raises ValueError for a backend that cannot run here, with the reason.
     """
 
     def __init__(self, decoder: Decoder, kv: PagedKVCache, attention_backend: str = "auto",
                  host_kv: PagedKVCache | None = None):
         self.decoder, self.kv, self.host_kv = decoder, kv, host_kv
-        self.attention_backend = attention_backend
         self.device = kv.data.device
         self.scale = kv.head_dim ** -0.5
         q = torch.empty(0, decoder.config.num_heads, kv.head_dim, dtype=kv.data.dtype, device=self.device)
-        choose_backend(q, kv.k[0], attention_backend)      # one that cannot run here is refused now
+        self.attention_backend, _ = choose_backend(q, kv.k[0], attention_backend)    # refused now, if it cannot run
+        self.attention = backend_name(q, kv.k[0], self.attention_backend)
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> list[int]:

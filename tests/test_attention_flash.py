@@ -12,7 +12,11 @@ import pytest
 import torch
 from test_attention_triton import MIXTURE, assert_close, batch
 
-from paged.attention import choose_backend, flash, reference
+from paged.attention import backend_name, choose_backend, flash, reference
+
+
+def side_by_side(*tensors):
+    return all(tensor.is_contiguous() for tensor in tensors)
 
 
 def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, qv=None, rotary_cos=None, rotary_sin=None,
@@ -20,7 +24,10 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, qv=None, rotary
                             cu_seqlens_q=None, cu_seqlens_k_new=None, max_seqlen_q=None, rotary_seqlens=None,
                             softmax_scale=None, causal=False):
     assert causal and cu_seqlens_q.dtype == cache_seqlens.dtype == page_table.dtype == torch.int32
+    # A left padding keeps it from the copy engine, through which NaN in unused rows reaches the output.
+    assert cache_leftpad.dtype == torch.int32 and cache_leftpad.tolist() == [0] * len(cache_seqlens)
     assert max_seqlen_q >= int(cu_seqlens_q.diff().max())
+    assert side_by_side(page_table, cache_seqlens, cu_seqlens_q)
     return reference.run(q, k_cache, v_cache, page_table, cache_seqlens, cu_seqlens_q, softmax_scale)
 
 
@@ -29,6 +36,7 @@ def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, ma
                            alibi_slopes=None, deterministic=False, return_attn_probs=False, block_table=None):
     assert causal and k.shape[1] % 256 == 0 and cu_seqlens_k.dtype == block_table.dtype == torch.int32
     assert max_seqlen_q >= int(cu_seqlens_q.diff().max()) and max_seqlen_k >= int(cu_seqlens_k.diff().max())
+    assert side_by_side(block_table, cu_seqlens_k, cu_seqlens_q)
     return reference.run(q, k, v, block_table, cu_seqlens_k.diff(), cu_seqlens_q, softmax_scale)
 
 
@@ -36,6 +44,7 @@ def varlen_attn(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, return_a
                 window_size=(-1, -1), enable_gqa=False, seqused_k=None, block_table=None, num_splits=None):
     assert tuple(window_size) == (-1, 0) and enable_gqa and num_splits == 1 and key.shape[1] % 256 == 0
     assert max_q >= int(cu_seq_q.diff().max()) and max_k >= int(seqused_k.max())
+    assert side_by_side(block_table, seqused_k, cu_seq_q)
     return reference.run(query, key, value, block_table, seqused_k, cu_seq_q, scale)
 
 
@@ -62,9 +71,12 @@ def test_every_library_gets_what_it_wants(monkeypatch, module, block_size):
     install(monkeypatch, module)
     assert flash.why_not(q, k) is None and flash.choose_library(q, k).module == module
     assert choose_backend(q, k, "flash") == ("flash", flash)
+    assert backend_name(q, k, "flash") == f"flash ({flash.choose_library(q, k).name})"
     assert_close(flash.run(q, k, v, *rest), want)
     lists = ragged, rest[1].tolist(), rest[2].tolist()
     assert_close(flash.run(q, k, v, *lists, rest[3], max_query_len=66), want)
+    strided = [x.repeat_interleave(2, -1)[..., ::2] for x in rest[:3]]
+    assert_close(flash.run(q, k, v, *strided, rest[3]), want)
 
 
 def test_the_first_that_can(monkeypatch):

@@ -101,6 +101,18 @@ def test_rows_of_others_are_left_alone():
         assert torch.equal(out.isnan().any(-1).any(-1), ~own)
 
 
+@pytest.mark.parametrize("requests", [DECODES, PREFILLS, MIXTURE], ids=["decodes", "prefills", "mixture"])
+@pytest.mark.parametrize("heads", [(4, 2), (5, 1), (2, 2)])
+def test_the_prefill_kernel_alone_serves_every_mixture(requests, heads):
+    """With min_queries=1 one launch takes decodes too; the backend leaves these to the decode kernel."""
+    from paged.attention.triton_prefill import prefill
+
+    inputs = batch(requests, *heads, 16, 4)
+    out = torch.full_like(inputs[0], float("nan"))
+    prefill(*inputs, out)
+    assert_close(out, reference.run(*inputs))
+
+
 def test_through_paged_attention_with_ragged_lists_and_strided_queries():
     q, k, v, tables, lengths, starts, scale = batch(MIXTURE, 4, 2, 16, 4)
     kv = PagedKVCache(1, *k.shape, device=DEVICE)

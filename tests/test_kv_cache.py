@@ -128,7 +128,36 @@ def test_writes_that_do_not_fit_are_refused_and_write_nothing():
     for slots in ([0, 16], [0, -2], [-1, 99]):
         with pytest.raises(IndexError, match="cache of 16 rows"):
             kv.write(0, slots, k, v)
+    for slots, words in [([0.5, 1.0], "slot_mapping is of torch.float"), ([[0], [1]], "has shape \\(2, 1\\)"),
+                         (torch.tensor([0.5, 1]), "it must hold integers"), (None, "slot_mapping is None"),
+                         ([True, False], "torch.bool"), (3, "it must have 1 dimension"), ([0, None], "\\[0, None\\]")]:
+        with pytest.raises(ValueError, match=words):
+            kv.write(0, slots, k, v)
+    for layer in (1, -1, 0.5):
+        with pytest.raises(ValueError, match=f"layer is {layer}"):
+            kv.write(layer, [0, 1], k, v)
     assert torch.isnan(kv.data).all()
+
+
+def test_slots_of_any_integer_type():
+    for kind in (torch.int32, torch.uint8, torch.int8):
+        kv = nan_cache()
+        k, v = tokens(2, kv)
+        kv.write(0, torch.tensor([9, 2, 1, 2], dtype=kind)[::2], k, v)
+        got_k, _ = kv.gather(0, torch.tensor([2, 0], dtype=kind), 6)
+        assert torch.equal(got_k[[1, 5]], k)
+
+
+def test_copies_that_do_not_fit_are_refused_and_copy_nothing():
+    """Through PyTorch's indexing, −1 is the last block."""
+    kv = nan_cache()
+    before = kv.data.fill_(1.0).clone()
+    for pairs in ([(-1, 0)], [(0, -1)], [(0, 1), (4, 2)]):
+        with pytest.raises(IndexError, match="cache of 4 blocks"):
+            kv.copy_blocks(pairs)
+    with pytest.raises(ValueError, match="it must hold integers"):
+        kv.copy_blocks([(0, 1.5)])
+    assert torch.equal(kv.data, before)
 
 
 def test_reads_that_do_not_fit_are_refused():
@@ -138,5 +167,11 @@ def test_reads_that_do_not_fit_are_refused():
     for table in ([0, 4], [-1, 0]):                                # −1, the padding of a table, is no block
         with pytest.raises(IndexError, match="cache of 4 blocks"):
             kv.gather(0, table, 5)
-    with pytest.raises(ValueError, match="seq_len is -1"):
-        kv.gather(0, [0], -1)
+    for seq_len in (-1, 2.5):
+        with pytest.raises(ValueError, match=f"seq_len is {seq_len}"):
+            kv.gather(0, [0], seq_len)
+    for table in ([0.5], [[0]], [None]):
+        with pytest.raises(ValueError, match="block_table"):
+            kv.gather(0, table, 3)
+    with pytest.raises(ValueError, match="layer is 1: this cache has layers 0 to 0"):
+        kv.gather(1, [0], 3)

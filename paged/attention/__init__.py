@@ -12,9 +12,13 @@ cannot serve these inputs here, or None. A new backend is a new module and one n
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Sequence
+from numbers import Real
 
 import torch
+
+from paged.kv_cache import integers
 
 BACKENDS = {
     "flash": "paged.attention.flash",
@@ -41,13 +45,16 @@ def paged_attention(q: torch.Tensor, kv, layer: int, block_tables: Sequence[Sequ
 
     Returns [N, num_heads, head_dim]. A request's queries are the last tokens of its context: decode, whole
     prefill, chunked prefill and mixtures differ in nothing but their lengths.
-    Raises ValueError for inputs that do not fit together and for a backend that cannot run them. Tables and
-    lengths are looked at where they are lists; of tensors the shapes only, so that nothing waits for a GPU.
+    Raises ValueError for inputs that do not fit together and for a backend that cannot run them, the same from
+    every backend. Of tables and lengths on a GPU only types and shapes are looked at: nothing waits for it.
     """
-    _check_inputs(q, kv, block_tables, seq_lens, query_start_loc)
-    k_cache, v_cache = kv.k[layer], kv.v[layer]
+    _check_query(q, kv)
+    k_cache, v_cache = kv.layer(layer)
+    if not (isinstance(scale, Real) and 0 < scale < math.inf):
+        raise ValueError(f"scale is {scale!r}: it must be a finite number above 0, usually head_dim ** -0.5")
+    _check_batch(len(q), kv, block_tables, seq_lens, query_start_loc)
     _, module = choose_backend(q, k_cache, backend)
-    return module.run(q, k_cache, v_cache, block_tables, seq_lens, query_start_loc, scale)
+    return module.run(q, k_cache, v_cache, block_tables, seq_lens, query_start_loc, float(scale))
 
 
 def choose_backend(q: torch.Tensor, k_cache: torch.Tensor, backend: str = "auto"):
@@ -58,7 +65,7 @@ def choose_backend(q: torch.Tensor, k_cache: torch.Tensor, backend: str = "auto"
     if backend == "auto":
         # Triton's interpreter is for checking kernels, not for serving: auto wants it on a GPU only.
         names = ("triton", "flash", "torch") if q.is_cuda else ("torch",)
-    elif backend in BACKENDS:
+    elif isinstance(backend, str) and backend in BACKENDS:
         names = (backend,)
     else:
         raise ValueError(f"unknown attention backend {backend!r}: choose one of auto, {', '.join(BACKENDS)}")
@@ -70,35 +77,62 @@ def choose_backend(q: torch.Tensor, k_cache: torch.Tensor, backend: str = "auto"
     raise ValueError(f"attention backend {backend!r} cannot run here: {reason}")
 
 
-def _check_inputs(q, kv, block_tables, seq_lens, query_start_loc) -> None:
-    """Nothing here may wait for the GPU: of tensors the shapes only."""
-    if q.dim() != 3 or q.shape[2] != kv.head_dim or q.shape[1] % kv.num_kv_heads:
+def backend_name(q: torch.Tensor, k_cache: torch.Tensor, backend: str = "auto") -> str:
+    """The backend that will serve these inputs, for people to read: "triton", "flash (PyTorch's varlen_attn)"."""
+    name, module = choose_backend(q, k_cache, backend)
+    return f"{name} ({module.choose_library(q, k_cache).name})" if name == "flash" else name
+
+
+def _check_query(q, kv) -> None:
+    if not isinstance(q, torch.Tensor) or not q.is_floating_point() or q.device != kv.data.device:
+        what = f"{q.dtype} on {q.device}" if isinstance(q, torch.Tensor) else f"a {type(q).__name__}"
+        raise ValueError(f"q is {what}: it must be a floating-point tensor on {kv.data.device}, where the cache is")
+    if q.dim() != 3 or q.shape[2] != kv.head_dim or q.shape[1] == 0 or q.shape[1] % kv.num_kv_heads:
         raise ValueError(f"q is {tuple(q.shape)}; this cache needs [tokens, a multiple of {kv.num_kv_heads} "
                          f"heads, {kv.head_dim}]")
-    if not len(block_tables) == len(seq_lens) == len(query_start_loc) - 1:
-        raise ValueError(f"{len(block_tables)} block tables, {len(seq_lens)} lengths and {len(query_start_loc)} "
-                         f"offsets: a batch of n requests has n, n and n + 1")
-    if isinstance(query_start_loc, torch.Tensor) or isinstance(seq_lens, torch.Tensor):
+
+
+def _check_batch(num_tokens: int, kv, block_tables, seq_lens, query_start_loc) -> None:
+    """Nothing here may wait for the GPU: of what is there, types and shapes only."""
+    tables = _tables(block_tables)
+    lengths = _on_host(integers("seq_lens", seq_lens))
+    starts = _on_host(integers("query_start_loc", query_start_loc))
+    if not len(tables) == len(lengths) == len(starts) - 1:
+        raise ValueError(f"{len(tables)} block tables, {len(lengths)} lengths and {len(starts)} offsets: a batch of n "
+                         f"requests has n, n and n + 1")
+    if isinstance(starts, torch.Tensor):
         return
-    starts = list(query_start_loc)
-    if starts[0] != 0 or starts[-1] != len(q) or any(a > b for a, b in zip(starts, starts[1:])):
-        raise ValueError(f"query_start_loc {starts} must rise from 0 to the {len(q)} rows of q")
-    for request, seq_len in enumerate(seq_lens):
+    if starts[0] != 0 or starts[-1] != num_tokens or any(a > b for a, b in zip(starts, starts[1:])):
+        raise ValueError(f"query_start_loc {starts} must rise from 0 to the {num_tokens} rows of q")
+    if isinstance(lengths, torch.Tensor):
+        return
+    for request, seq_len in enumerate(lengths):
         num_queries = starts[request + 1] - starts[request]
-        if seq_len and num_queries > seq_len:
+        if seq_len < 0 or seq_len and num_queries > seq_len:
             raise ValueError(f"request {request} has {num_queries} queries and a context of {seq_len} tokens")
-        if num_queries:
-            _check_table(request, block_tables[request], seq_len, kv)
+        if num_queries and isinstance(tables, list):
+            _check_table(request, tables[request], seq_len, kv)
 
 
-def _check_table(request: int, block_table, seq_len: int, kv) -> None:
+def _check_table(request: int, table: list[int], seq_len: int, kv) -> None:
     needed = -(-seq_len // kv.block_size)
-    if len(block_table) < needed:
+    if len(table) < needed:
         raise ValueError(f"request {request}: {seq_len} tokens need {needed} blocks of {kv.block_size}; the block "
-                         f"table has {len(block_table)}")
-    if isinstance(block_table, torch.Tensor):
-        return
-    for block in block_table[:needed]:
+                         f"table has {len(table)}")
+    for block in table[:needed]:
         if not 0 <= block < kv.num_blocks:
             raise ValueError(f"request {request} has block {block} in its table: this cache has blocks 0 to "
                              f"{kv.num_blocks - 1}")
+
+
+def _tables(block_tables) -> list[list[int]] | torch.Tensor:
+    if isinstance(block_tables, torch.Tensor):
+        return _on_host(integers("block_tables", block_tables, dims=2))
+    if not hasattr(block_tables, "__len__"):
+        raise ValueError(f"block_tables is {block_tables!r}: it must be one list of blocks a request, or a tensor")
+    return [integers(f"block_tables[{request}]", table).tolist() for request, table in enumerate(block_tables)]
+
+
+def _on_host(values: torch.Tensor) -> list | torch.Tensor:
+    """The values as a list; those on a GPU stay there."""
+    return values.tolist() if values.is_cpu else values

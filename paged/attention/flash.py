@@ -4,9 +4,10 @@
     flash-attn 2   flash_attn             multiples of 256        Ampere and later
     PyTorch        torch.nn.attention     multiples of 256        where varlen_attn takes a block_table (2.13)
 
-They are tried in this order. FlashAttention-3 weighs the unused rows of a last block with 0 instead of
-skipping them, and 0 × NaN is NaN (flash-attention issues 1745 and 2374): with it, fill a new cache with
-zeros. PyTorch is asked for one split, because the automatic choice over block tables has given NaN
+They are tried in this order. FlashAttention-3 loads whole tiles with the copy engine where blocks are large
+enough; it then weighs the unused rows of a last block with 0 instead of skipping them, and 0 × NaN is NaN
+(flash-attention issues 1745 and 2374). A left padding, of 0 tokens, makes it load row by row, with zeros for
+unused rows. PyTorch is asked for one split, because the automatic choice over block tables has given NaN
 (torchtitan issue 3235).
 
 Papers: FlashAttention-2 (Dao, 2023), FlashAttention-3 (Shah et al., 2024).
@@ -74,8 +75,8 @@ class Library:
 
 
 def _call_flash_3(function, q, k, v, tables, seq_lens, starts, scale, longest):
-    return function(q, k, v, cache_seqlens=seq_lens, page_table=tables, cu_seqlens_q=starts,
-                    max_seqlen_q=longest, softmax_scale=scale, causal=True)
+    return function(q, k, v, cache_seqlens=seq_lens, cache_leftpad=torch.zeros_like(seq_lens), page_table=tables,
+                    cu_seqlens_q=starts, max_seqlen_q=longest, softmax_scale=scale, causal=True)
 
 
 def _call_flash_2(function, q, k, v, tables, seq_lens, starts, scale, longest):

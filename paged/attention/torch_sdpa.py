@@ -93,4 +93,4 @@ def _padded(block_tables, requests) -> torch.Tensor:
 
 
 def _as_list(values) -> list[int]:
-    return values.tolist() if isinstance(values, torch.Tensor) else list(values)
+    return values.tolist() if hasattr(values, "tolist") else [int(value) for value in values]

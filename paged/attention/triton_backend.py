@@ -63,8 +63,8 @@ def run(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_tab
 
 
 def on_device(values, device: torch.device) -> torch.Tensor:
-    """Integers as an int32 tensor on the device; a tensor that is there already comes back as it is."""
-    return torch.as_tensor(values, dtype=torch.int32, device=device)
+    """Integers as an int32 tensor on the device, laid out as the kernels read it; as it is where it is that already."""
+    return torch.as_tensor(values).to(device, torch.int32).contiguous()
 
 
 def padded(block_tables, device: torch.device) -> torch.Tensor:
