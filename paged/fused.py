@@ -3,8 +3,7 @@
     add_rms_norm       residual += x, then its RMSNorm
     rotate_and_store   per-head RMSNorm, rotary embedding, and K and V straight into their slots
     silu_mul           silu(gate) × up
-    narrow_product     a few tokens times a weight matrix, with the norm before and the residual after it inside
-    sample             Gumbel-max over the vocabulary: one pass, no softmax, no sort
+    sample             softmax and draw over the vocabulary: one pass, one random number a row, no sort
     prepare            what a step reads, from what stays on the GPU: token ids, slots, block tables
 
 Each is held to the plain decoder and sampler by tests; the decoder that uses them is in `models/fused_decoder.py`.
@@ -90,8 +89,12 @@ def _rotate_and_store_kernel(qkv_ptr, positions_ptr, slots_ptr, rotation_ptr, q_
                           tl.load(k_norm_ptr + dim, mask=valid, other=0.0)[None, :]).to(tl.float32)
         weight_y = tl.where(is_q, tl.load(q_norm_ptr + partner, mask=valid, other=0.0)[None, :],
                             tl.load(k_norm_ptr + partner, mask=valid, other=0.0)[None, :]).to(tl.float32)
-    _start_early(EARLY)
     position = tl.load(positions_ptr + token)
+    slot = tl.load(slots_ptr + token).to(tl.int64)
+    angle = tl.maximum(position, 0).to(tl.int64) * HEAD_DIM + dim % half       # cos of half the dims, then sin
+    cos = tl.load(rotation_ptr + angle, mask=dim < HEAD_DIM, other=0.0)[None, :]
+    sin = tl.load(rotation_ptr + angle + half, mask=dim < HEAD_DIM, other=0.0)[None, :]
+    _start_early(EARLY)
     if position < 0:                                                   # padding
         return
     row = qkv_ptr + (token * all_heads + head)[:, None] * HEAD_DIM
@@ -103,14 +106,10 @@ def _rotate_and_store_kernel(qkv_ptr, positions_ptr, slots_ptr, rotation_ptr, q_
         dtype = qkv_ptr.dtype.element_ty
         x = (x * scale * weight).to(dtype).to(tl.float32)
         y = (y * scale * weight_y).to(dtype).to(tl.float32)
-    angle = position.to(tl.int64) * HEAD_DIM + dim % half              # cos of half the dims, then sin
-    cos = tl.load(rotation_ptr + angle, mask=dim < HEAD_DIM, other=0.0)[None, :]
-    sin = tl.load(rotation_ptr + angle + half, mask=dim < HEAD_DIM, other=0.0)[None, :]
     turned = x * cos + tl.where(dim < half, -1.0, 1.0)[None, :] * y * sin
     result = tl.where(is_v, value, turned).to(qkv_ptr.dtype.element_ty)
 
     tl.store(row + dim[None, :], result, mask=inside & is_q)           # q stays in place, for attention
-    slot = tl.load(slots_ptr + token).to(tl.int64)
     if slot < 0:
         return
     kv_head = tl.where(is_v, head[:, None] - NUM_HEADS - NUM_KV_HEADS, head[:, None] - NUM_HEADS)
@@ -134,12 +133,12 @@ def rotate_and_store(qkv: torch.Tensor, positions: torch.Tensor, slots: torch.Te
     """
     _, block_size, num_kv_heads, head_dim = k_cache.shape
     num_tokens, all_heads = len(qkv), num_heads + 2 * num_kv_heads
-    heads = 2 if num_tokens < 64 else 8
+    heads, warps = (4, 1) if num_tokens < 64 else (8, 4) if num_tokens < 1024 else (8, 1)
     _rotate_and_store_kernel[num_tokens, triton.cdiv(all_heads, heads)](
         qkv, positions, slots, rotation, qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm,
         k_cache, v_cache, eps, num_tokens, *k_cache.stride()[:2], NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim, BLOCK_SIZE=block_size, NORM=q_norm is not None, HEADS=heads,
-        PADDED_DIM=triton.next_power_of_2(head_dim), num_warps=1 if heads == 2 else 4,
+        PADDED_DIM=triton.next_power_of_2(head_dim), num_warps=warps,
         **_launch(starts_early(qkv.device)))
     return qkv.view(num_tokens, all_heads, head_dim)[:, :num_heads]
 
@@ -172,138 +171,85 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return out
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
-def _narrow_product_kernel(x_ptr, weight_ptr, norm_ptr, residual_ptr, out_ptr, eps, num_tokens,
-                           NUM_OUTPUTS: tl.constexpr, WIDTH: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
-                           COLUMNS: tl.constexpr, NORM: tl.constexpr, RESIDUAL: tl.constexpr, SILU: tl.constexpr,
-                           EARLY: tl.constexpr):
-    # A program owns ROWS outputs and reads their rows of the weight once, for all tokens. With SILU it also owns
-    # the rows of `up` that belong to its rows of `gate`, NUM_OUTPUTS further down. Axes: [ROWS, TOKENS, COLUMNS].
-    output = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    token = tl.arange(0, TOKENS)
-    column = tl.arange(0, COLUMNS)
-    real, valid = output < NUM_OUTPUTS, token < num_tokens
-    at = weight_ptr + output.to(tl.int64)[:, None] * WIDTH
-    weight = tl.load(at + column[None, :], mask=real[:, None] & (column < WIDTH)[None, :], other=0.0)
-    _start_early(EARLY)                                    # the first piece of the weight is on its way by now
-    acc = tl.zeros([ROWS, TOKENS, COLUMNS], tl.float32)
-    acc_up = tl.zeros([ROWS, TOKENS, COLUMNS], tl.float32)
-    squares = tl.zeros([TOKENS, COLUMNS], tl.float32)
-    for start in tl.static_range(0, WIDTH, COLUMNS):
-        k = start + column
-        inside = (k < WIDTH)[None, :]
-        if start > 0:
-            weight = tl.load(at + k[None, :], mask=real[:, None] & inside, other=0.0)
-        x = tl.load(x_ptr + token[:, None] * WIDTH + k[None, :], mask=valid[:, None] & inside, other=0.0).to(tl.float32)
-        if NORM:
-            squares += x * x                               # the scale of the norm is one factor for all of x
-            x *= tl.load(norm_ptr + k, mask=k < WIDTH, other=0.0).to(tl.float32)[None, :]
-        acc += weight.to(tl.float32)[:, None, :] * x[None, :, :]
-        if SILU:
-            up = tl.load(at + NUM_OUTPUTS * WIDTH + k[None, :], mask=real[:, None] & inside, other=0.0)
-            acc_up += up.to(tl.float32)[:, None, :] * x[None, :, :]
-    out = tl.sum(acc, 2)
-    if NORM:
-        scale = tl.rsqrt(tl.sum(squares, 1) / WIDTH + eps)[None, :]
-        out *= scale
-    if SILU:
-        up_out = tl.sum(acc_up, 2)
-        if NORM:
-            up_out *= scale
-        out = out / (1 + tl.exp(-out)) * up_out
-    place = token[None, :] * NUM_OUTPUTS + output[:, None]
-    inside_out = valid[None, :] & real[:, None]
-    if RESIDUAL:
-        out += tl.load(residual_ptr + place, mask=inside_out, other=0.0).to(tl.float32)
-    tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=inside_out)
-
-
-def narrow_product(x: torch.Tensor, weight: torch.Tensor, norm: torch.Tensor | None = None, eps: float = 0.0,
-                   residual: torch.Tensor | None = None, silu: bool = False) -> torch.Tensor:
-    """A few tokens through a weight matrix: [silu-and-mul of] [RMSNorm of] x @ weight.T [+ residual].
-
-    Reading the weight is what such a product costs, so that is done once, at full width, and begun before the
-    kernel that computes x has ended; norm, activation and residual ride along.
-
-    Args:
-        x, residual: [tokens, width] and [tokens, outputs], contiguous.
-        weight: [outputs, width], or with silu [2 × outputs, width], gate rows first.
-        norm: weight of an RMSNorm applied to x.
-    """
-    num_tokens, width = x.shape
-    num_outputs = len(weight) // 2 if silu else len(weight)
-    out = torch.empty(num_tokens, num_outputs, dtype=x.dtype, device=x.device)
-    tokens, rows = triton.next_power_of_2(num_tokens), 4 if num_outputs <= 1024 else 8
-    _narrow_product_kernel[triton.cdiv(num_outputs, rows),](
-        x, weight, x if norm is None else norm, x if residual is None else residual, out, eps, num_tokens,
-        NUM_OUTPUTS=num_outputs, WIDTH=width, TOKENS=tokens, ROWS=rows,
-        COLUMNS=max(16, min(1024, triton.next_power_of_2(width)) // tokens), NORM=norm is not None,
-        RESIDUAL=residual is not None, SILU=silu, num_warps=4, **_launch(starts_early(x.device)))
-    return out
+@triton.jit
+def _weigh_slices_kernel(logits_ptr, seats_ptr, temperatures_ptr, top_ptr, index_ptr, weight_ptr, vocab_size,
+                         SLICE: tl.constexpr):
+    # Of one slice of one row: the largest logit, where it stands, and the sum of exp((logit − largest) / T).
+    row = tl.program_id(0)
+    temperature = tl.load(temperatures_ptr + tl.load(seats_ptr + row))
+    token = tl.program_id(1) * SLICE + tl.arange(0, SLICE)
+    logits = tl.load(logits_ptr + row.to(tl.int64) * vocab_size + token, mask=token < vocab_size,
+                     other=float("-inf")).to(tl.float32)
+    top = tl.max(logits, 0)
+    broken = tl.max((logits != logits).to(tl.int32), 0) > 0
+    at = row * tl.num_programs(1) + tl.program_id(1)
+    tl.store(index_ptr + at, tl.min(tl.where(logits == top, token, 2147483647), 0))        # the first of equals
+    tl.store(top_ptr + at, tl.where(broken, float("nan"), top))
+    if temperature > 0:
+        sharpness = 1.4426950408889634 / tl.maximum(temperature, 1e-10)
+        weight = tl.exp2((logits - tl.maximum(top, -3e38)) * sharpness)
+        tl.store(weight_ptr + at, tl.sum(weight, 0))
 
 
 @triton.jit
-def _best_of_slice_kernel(logits_ptr, seats_ptr, seq_lens_ptr, temperatures_ptr, seeds_ptr, best_ptr, index_ptr,
-                          vocab_size, SLICE: tl.constexpr, COLUMNS: tl.constexpr):
+def _first_above(weight, threshold, place):
+    """The first place where the running sum of the weights passes the threshold, never one of weight 0."""
+    running = tl.cumsum(weight, 0)
+    passed = (running > threshold) & (weight > 0)
+    first = tl.min(tl.where(passed, place, 2147483647), 0)
+    return tl.minimum(first, tl.max(tl.where(weight > 0, place, 0), 0))                    # rounding: the last one
+
+
+@triton.jit
+def _draw_kernel(logits_ptr, seats_ptr, seq_lens_ptr, temperatures_ptr, seeds_ptr, top_ptr, index_ptr, weight_ptr,
+                 tokens_ptr, out_ptr, vocab_size, SLICES: tl.constexpr, PADDED: tl.constexpr, SLICE: tl.constexpr):
     row = tl.program_id(0)
     seat = tl.load(seats_ptr + row)
     temperature = tl.load(temperatures_ptr + seat)
-    sharpness = 1.4426950408889634 / tl.maximum(temperature, 1e-10)
-    # A counter-based generator: the draw depends on the request's seed and the token's place in its text alone.
-    seed = tl.load(seeds_ptr + seat) + tl.load(seq_lens_ptr + row).to(tl.int64) * 0x9E3779B97F4A7C1
-    logits = logits_ptr + row.to(tl.int64) * vocab_size
-    best = tl.full([COLUMNS], float("-inf"), tl.float32)
-    index = tl.zeros([COLUMNS], tl.int32)
-    for start in range(0, SLICE, 4 * COLUMNS):
-        base = tl.program_id(1) * SLICE + start + tl.arange(0, COLUMNS)
-        r0, r1, r2, r3 = tl.rand4x(seed, base, n_rounds=7)
-        for part in tl.static_range(4):
-            r = r0 if part == 0 else r1 if part == 1 else r2 if part == 2 else r3
-            token = base + part * COLUMNS
-            score = tl.load(logits + token, mask=token < vocab_size, other=float("-inf")).to(tl.float32)
-            if temperature > 0:                            # in base 2, up to a constant: x / T − log(−log u)
-                score = score * sharpness - tl.log2(-tl.log2(tl.minimum(tl.maximum(r, 1e-10), 0.99999994)))
-            better = score > best
-            best = tl.where(better, score, best)
-            index = tl.where(better, token, index)
-    top = tl.max(best, 0)
-    at = row * tl.num_programs(1) + tl.program_id(1)
-    tl.store(best_ptr + at, top)
-    tl.store(index_ptr + at, tl.min(tl.where(best == top, index, 2147483647), 0))     # the first of equals
-
-
-@triton.jit
-def _best_of_all_kernel(best_ptr, index_ptr, seats_ptr, tokens_ptr, out_ptr, SLICES: tl.constexpr,
-                        PADDED: tl.constexpr):
-    row = tl.program_id(0)
     part = tl.arange(0, PADDED)
-    best = tl.load(best_ptr + row * SLICES + part, mask=part < SLICES, other=float("-inf"))
-    index = tl.load(index_ptr + row * SLICES + part, mask=part < SLICES, other=2147483647)
-    top = tl.max(best, 0)
-    token = tl.min(tl.where(best == top, index, 2147483647), 0)
-    broken = top == float("-inf")                          # nothing was above −inf: the logits are NaN
-    tl.store(out_ptr + row, tl.where(broken, -1, token))
-    tl.store(tokens_ptr + tl.load(seats_ptr + row), tl.where(broken, 0, token))
+    at = row * SLICES + part
+    inside = part < SLICES
+    tops = tl.load(top_ptr + at, mask=inside, other=float("-inf"))
+    best = tl.max(tops, 0)
+    broken = (tl.max((tops != tops).to(tl.int32), 0) > 0) | (best == float("-inf"))
+    chosen = tl.min(tl.where(tops == best, tl.load(index_ptr + at, mask=inside, other=2147483647), 2147483647), 0)
+    if (temperature > 0) & (best < float("inf")) & (broken == 0):
+        sharpness = 1.4426950408889634 / tl.maximum(temperature, 1e-10)
+        weights = tl.load(weight_ptr + at, mask=inside, other=0.0)
+        weights = tl.where(inside & (tops > float("-inf")), weights * tl.exp2((tops - best) * sharpness), 0.0)
+        # A counter-based generator: the draw depends on the request's seed and the token's place in its text alone.
+        threshold = tl.rand(tl.load(seeds_ptr + seat), tl.load(seq_lens_ptr + row)) * tl.sum(weights, 0)
+        slice = _first_above(weights, threshold, part)
+        threshold -= tl.sum(tl.where(part < slice, weights, 0.0), 0)
+        token = slice * SLICE + tl.arange(0, SLICE)
+        logits = tl.load(logits_ptr + row.to(tl.int64) * vocab_size + token, mask=token < vocab_size,
+                         other=float("-inf")).to(tl.float32)
+        chosen = _first_above(tl.exp2((logits - best) * sharpness), threshold, token)
+    tl.store(out_ptr + row, tl.where(broken, -1, chosen))
+    tl.store(tokens_ptr + seat, tl.where(broken, 0, chosen))
 
 
 def sample(logits: torch.Tensor, seats: torch.Tensor, seq_lens: torch.Tensor, temperatures: torch.Tensor,
            seeds: torch.Tensor, tokens: torch.Tensor, out: torch.Tensor) -> None:
-    """Draw each row's next token: argmax(logits / temperature + Gumbel noise), plain argmax at temperature 0.
+    """Draw each row's next token from softmax(logits / temperature); the largest logit's at temperature 0.
+
+    One pass reads the logits and leaves of every slice of the vocabulary its share of the probability; the draw then
+    picks a slice, and reads that slice again to pick the token. One random number a row, no sort.
 
     Args:
-        logits: [rows, vocab_size], contiguous. A row of NaN gives −1 in out.
+        logits: [rows, vocab_size], contiguous. A row with NaN gives −1 in out.
         seats, seq_lens: [rows]; the seat of each row, and the length of its context.
         temperatures, seeds, tokens: one a seat; the token drawn is written to tokens[seat] and to out[row].
     """
     num_rows, vocab_size = logits.shape
-    slice_size = min(8192 if num_rows < 64 else 32768, max(2048, triton.next_power_of_2(vocab_size)))
+    slice_size = min(4096, max(16, triton.next_power_of_2(vocab_size)))
     slices = triton.cdiv(vocab_size, slice_size)
-    best = torch.empty(num_rows, slices, dtype=torch.float32, device=logits.device)
+    top, weight = torch.empty(2, num_rows, slices, dtype=torch.float32, device=logits.device)
     index = torch.empty(num_rows, slices, dtype=torch.int32, device=logits.device)
-    _best_of_slice_kernel[num_rows, slices](logits, seats, seq_lens, temperatures, seeds, best, index, vocab_size,
-                                            SLICE=slice_size, COLUMNS=512, num_warps=4)
-    _best_of_all_kernel[num_rows,](best, index, seats, tokens, out, SLICES=slices,
-                                   PADDED=triton.next_power_of_2(slices))
+    _weigh_slices_kernel[num_rows, slices](logits, seats, temperatures, top, index, weight, vocab_size,
+                                           SLICE=slice_size)
+    _draw_kernel[num_rows,](logits, seats, seq_lens, temperatures, seeds, top, index, weight, tokens, out, vocab_size,
+                            SLICES=slices, PADDED=triton.next_power_of_2(slices), SLICE=slice_size)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "table_width"])

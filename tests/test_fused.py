@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from small_models import TINY_MODELS, TINY_QWEN3
 
 from paged import PagedKVCache, paged_attention
-from paged.fused import add_rms_norm, narrow_product, prepare, rotation_table, sample, silu_mul
+from paged.fused import add_rms_norm, prepare, rotation_table, sample, silu_mul
 from paged.models.decoder import Decoder, random_decoder
 from paged.models.fused_decoder import FusedDecoder
 
@@ -36,21 +36,6 @@ def test_add_rms_norm(width):
 def test_silu_mul():
     gate_up = torch.randn(3, 2 * 92, device=DEVICE)
     torch.testing.assert_close(silu_mul(gate_up), F.silu(gate_up[:, :92]) * gate_up[:, 92:])
-
-
-@pytest.mark.parametrize("num_tokens, width, outputs", [(1, 44, 9), (1, 1030, 30), (2, 44, 9), (7, 1030, 20)])
-def test_narrow_product(num_tokens, width, outputs):
-    x, residual = (torch.randn(num_tokens, n, device=DEVICE) for n in (width, outputs))
-    weight, norm = torch.randn(outputs, width, device=DEVICE), torch.randn(width, device=DEVICE)
-    close = dict(atol=2e-4, rtol=1e-4)
-    torch.testing.assert_close(narrow_product(x, weight), x @ weight.T, **close)
-    torch.testing.assert_close(narrow_product(x, weight, residual=residual), x @ weight.T + residual, **close)
-    normed = F.rms_norm(x, (width,), norm, 1e-5)
-    torch.testing.assert_close(narrow_product(x, weight, norm=norm, eps=1e-5), normed @ weight.T, **close)
-    both = torch.randn(2 * outputs, width, device=DEVICE)
-    want = F.silu(normed @ both[:outputs].T) * (normed @ both[outputs:].T)
-    got = narrow_product(x, both, norm=norm, eps=1e-5, silu=True)
-    torch.testing.assert_close(got, want, atol=2e-3, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", TINY_MODELS)

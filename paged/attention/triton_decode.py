@@ -10,8 +10,8 @@ are laid on one line, which is cut into equal shares, one a program:
 So every program has the same work, whether the batch is one long context, many short ones, or both mixed.
 The number of programs depends on the card alone, and the cut is computed on the GPU from the lengths: a
 CUDA graph captured once serves every mixture of lengths. A pair that lies whole in one program is written
-to the output. A pair that is cut leaves one partial result in each of its programs, and the combine kernel
-adds these up.
+to the output. A pair that is cut leaves one partial result in each of its programs; in the combine kernel the
+program of the same number as the one that began the pair adds these up.
 
 Work split: "stream-K" (Osama et al., 2023) applied to Flash-Decoding (Dao et al., 2023); the query heads of
 a KV head as the rows of one matrix product: FlashInfer, FlashAttention-3.
@@ -27,15 +27,29 @@ from paged.attention.triton_tile import LOG2_E, device_properties, launch, load_
 
 
 @triton.jit
-def _count_tiles(seq_lens_ptr, query_start_loc_ptr, num_requests, TILE: tl.constexpr,
-                 PADDED_REQUESTS: tl.constexpr):
-    """Tiles of one KV head of each request; 0 for a request with other than one query."""
+def _shares(seq_lens_ptr, query_start_loc_ptr, num_requests, num_programs, NUM_KV_HEADS: tl.constexpr,
+            TILE: tl.constexpr, PADDED_REQUESTS: tl.constexpr):
+    """Tiles of one KV head of each request, where the request ends on the line of tiles, the length of the line,
+    and the tiles a program takes. A request with other than one query has no tiles here."""
     request = tl.arange(0, PADDED_REQUESTS)
     valid = request < num_requests
     length = tl.load(seq_lens_ptr + request, mask=valid, other=0)
     first = tl.load(query_start_loc_ptr + request, mask=valid, other=0)
     last = tl.load(query_start_loc_ptr + request + 1, mask=valid, other=0)
-    return tl.where(last - first == 1, (length + TILE - 1) // TILE, 0)
+    tiles = tl.where(last - first == 1, (length + TILE - 1) // TILE, 0)
+    total = tl.sum(tiles, 0) * NUM_KV_HEADS
+    return tiles, tl.cumsum(tiles, 0) * NUM_KV_HEADS, total, tl.maximum(tl.cdiv(total, num_programs), 1)
+
+
+@triton.jit
+def _find(position, tiles, ends, PADDED_REQUESTS: tl.constexpr, NUM_KV_HEADS: tl.constexpr):
+    """Which request a tile of the line belongs to, its tiles of a KV head, which head, which tile of it."""
+    request = tl.sum((ends <= position).to(tl.int32), 0)
+    index = tl.arange(0, PADDED_REQUESTS)
+    own_tiles = tl.sum(tl.where(index == request, tiles, 0), 0)
+    inside = position - tl.sum(tl.where(index < request, tiles, 0), 0) * NUM_KV_HEADS
+    width = tl.maximum(own_tiles, 1)                        # an empty line has no tile to find
+    return request, own_tiles, inside // width, inside % width
 
 
 @triton.jit(do_not_specialize=["num_requests", "table_stride"])
@@ -46,10 +60,8 @@ def _decode_kernel(q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, block_tables_ptr, 
                    OVERLAP: tl.constexpr, PADDED_GROUP: tl.constexpr, BLOCK_SIZE: tl.constexpr):
     if OVERLAP:                                             # programmatic dependent launch
         tl.extra.cuda.gdc_launch_dependents()               # from here on the combine kernel may get ready
-    tiles = _count_tiles(seq_lens_ptr, query_start_loc_ptr, num_requests, TILE, PADDED_REQUESTS)
-    ends = tl.cumsum(tiles, 0) * NUM_KV_HEADS               # where each request ends on the line of tiles
-    total = tl.sum(tiles, 0) * NUM_KV_HEADS
-    share = tl.maximum(tl.cdiv(total, tl.num_programs(0)), 1)
+    tiles, ends, total, share = _shares(seq_lens_ptr, query_start_loc_ptr, num_requests, tl.num_programs(0),
+                                        NUM_KV_HEADS, TILE, PADDED_REQUESTS)
     begin = tl.program_id(0) * share
     stop = tl.minimum(begin + share, total)
 
@@ -60,20 +72,14 @@ def _decode_kernel(q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, block_tables_ptr, 
 
     position = begin                                        # on the line of tiles
     while position < stop:
-        # Which request, which KV head, which tiles of it?
-        request = tl.sum((ends <= position).to(tl.int32), 0)
-        length = tl.load(seq_lens_ptr + request)
-        own_tiles = tl.cdiv(length, TILE)
-        earlier = tl.sum(tl.where(tl.arange(0, PADDED_REQUESTS) < request, tiles, 0), 0)
-        inside = position - earlier * NUM_KV_HEADS          # on this request's part of the line
-        kv_head = inside // own_tiles
-        first_tile = inside % own_tiles
+        request, own_tiles, kv_head, first_tile = _find(position, tiles, ends, PADDED_REQUESTS, NUM_KV_HEADS)
         last_tile = tl.minimum(own_tiles, first_tile + stop - position)
-
+        length = tl.load(seq_lens_ptr + request)
         row = tl.load(query_start_loc_ptr + request).to(tl.int64)
         heads = (kv_head * GROUP + group) * HEAD_DIM        # the query heads that share this KV head
-        q = tl.load(q_ptr + row * q_stride + heads[:, None] + dim[None, :], mask=real, other=0.0)
         table_ptr = block_tables_ptr + request.to(tl.int64) * table_stride
+        slots = tile_slots(first_tile, length, table_ptr, BLOCK_SIZE, TILE)
+        q = tl.load(q_ptr + row * q_stride + heads[:, None] + dim[None, :], mask=real, other=0.0)
         k_base = k_ptr + kv_head * HEAD_DIM + dim[None, :]
         v_base = v_ptr + kv_head * HEAD_DIM + dim[None, :]
 
@@ -81,7 +87,6 @@ def _decode_kernel(q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, block_tables_ptr, 
         m = tl.full([PADDED_GROUP], float("-inf"), tl.float32)
         l = tl.zeros([PADDED_GROUP], tl.float32)
         acc = tl.zeros([PADDED_GROUP, PADDED_DIM], tl.float32)
-        slots = tile_slots(first_tile, length, table_ptr, BLOCK_SIZE, TILE)
         for tile in range(first_tile, last_tile):
             k = load_rows(k_base, slots, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, PADDED_DIM)
             v = load_rows(v_base, slots, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, PADDED_DIM)
@@ -112,57 +117,61 @@ def _combine_kernel(partial_ptr, out_ptr, seq_lens_ptr, query_start_loc_ptr, num
                     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
                     PADDED_DIM: tl.constexpr, PADDED_REQUESTS: tl.constexpr, TILE: tl.constexpr,
                     OVERLAP: tl.constexpr, PIECES: tl.constexpr):
-    request, head = tl.program_id(0), tl.program_id(1)
-    # The same line and the same shares as in the decode kernel: from begin on lie the tiles of this pair.
-    tiles = _count_tiles(seq_lens_ptr, query_start_loc_ptr, num_requests, TILE, PADDED_REQUESTS)
-    share = tl.maximum(tl.cdiv(tl.sum(tiles, 0) * NUM_KV_HEADS, num_programs), 1)
-    index = tl.arange(0, PADDED_REQUESTS)
-    own_tiles = tl.sum(tl.where(index == request, tiles, 0), 0)
-    begin = tl.sum(tl.where(index < request, tiles, 0), 0) * NUM_KV_HEADS + (head // GROUP) * own_tiles
-    first = begin // share
-    last = (begin + own_tiles - 1) // share
-    row = tl.load(query_start_loc_ptr + request).to(tl.int64)
-    num_queries = tl.load(query_start_loc_ptr + request + 1) - row
+    # One program for each program of the decode kernel: it adds up the pair that was begun there and cut.
+    program, member = tl.program_id(0), tl.program_id(1)    # and which query head of the pair's group
+    tiles, ends, total, share = _shares(seq_lens_ptr, query_start_loc_ptr, num_requests, num_programs,
+                                        NUM_KV_HEADS, TILE, PADDED_REQUESTS)
+    stop = tl.minimum((program + 1) * share, total)
+    request, own_tiles, kv_head, tile = _find(stop - 1, tiles, ends, PADDED_REQUESTS, NUM_KV_HEADS)
+    begin = stop - 1 - tile                                 # where the pair begins on the line
+    last = (begin + own_tiles - 1) // share                 # the program that ends it
+    dim = tl.arange(0, PADDED_DIM)
+    inside = dim < HEAD_DIM
     if OVERLAP:
         tl.extra.cuda.gdc_wait()                            # so far the decode kernel may still be at work
-    if num_queries != 1:
-        return                                              # not a decode: the prefill kernel's business
-    if (own_tiles > 0) & (first == last):
-        return                                              # one program had it whole and wrote the output
-
-    dim = tl.arange(0, PADDED_DIM)
-    lse_ptr = partial_ptr + 2 * num_programs * GROUP * HEAD_DIM
-    m = float("-inf")
-    l = 0.0
-    acc = tl.zeros([PADDED_DIM], tl.float32)                # stays zero for an empty context
-    if own_tiles > 0:
-        for start in range(first, last + 1, PIECES):
-            program = start + tl.arange(0, PIECES)
-            place = 2 * program + ((program == first) & (begin > first * share)).to(tl.int32)
-            place = place * GROUP + head % GROUP
-            lse = tl.load(lse_ptr + place, mask=program <= last, other=float("-inf"))
+    if (program * share < total) & (begin >= program * share) & (last > program):
+        row = tl.load(query_start_loc_ptr + request).to(tl.int64)
+        lse_ptr = partial_ptr + 2 * num_programs * GROUP * HEAD_DIM
+        m = float("-inf")
+        l = 0.0
+        acc = tl.zeros([PADDED_DIM], tl.float32)
+        for start in range(program, last + 1, PIECES):
+            piece = start + tl.arange(0, PIECES)
+            place = (2 * piece + ((piece == program) & (begin > program * share)).to(tl.int32)) * GROUP + member
+            lse = tl.load(lse_ptr + place, mask=piece <= last, other=float("-inf"))
             partial = tl.load(partial_ptr + place[:, None] * HEAD_DIM + dim[None, :],
-                              mask=(program <= last)[:, None] & (dim < HEAD_DIM)[None, :], other=0.0)
+                              mask=(piece <= last)[:, None] & inside[None, :], other=0.0)
             m_new = tl.maximum(m, tl.max(lse, 0))
             alpha = tl.exp2(m - m_new)
             weight = tl.exp2(lse - m_new)
             l = l * alpha + tl.sum(weight, 0)
             acc = acc * alpha + tl.sum(weight[:, None] * partial, 0)
             m = m_new
-        acc = acc / l
-    tl.store(out_ptr + (row * (NUM_KV_HEADS * GROUP) + head) * HEAD_DIM + dim,
-             acc.to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
+        head = kv_head * GROUP + member
+        tl.store(out_ptr + (row * (NUM_KV_HEADS * GROUP) + head) * HEAD_DIM + dim,
+                 (acc / l).to(out_ptr.dtype.element_ty), mask=inside)
+    # An empty context has no tiles, and its result is zero.
+    for empty in range(program, num_requests, num_programs):
+        row = tl.load(query_start_loc_ptr + empty).to(tl.int64)
+        single = tl.load(query_start_loc_ptr + empty + 1) - row == 1
+        if single & (tl.load(seq_lens_ptr + empty) == 0):
+            for head in range(member, NUM_KV_HEADS * GROUP, GROUP):
+                tl.store(out_ptr + (row * (NUM_KV_HEADS * GROUP) + head) * HEAD_DIM + dim,
+                         tl.zeros([PADDED_DIM], out_ptr.dtype.element_ty), mask=inside)
 
 
 def launch_shape(dtype: torch.dtype, head_dim: int, num_requests: int) -> tuple[int, int, int, int]:
-    """Tokens a tile, warps a program, loads in flight, programs a multiprocessor; measured on an H200."""
+    """Tokens a tile, warps a program, loads in flight, programs a multiprocessor; measured on an H200.
+
+    Many requests are many pairs, and a program stands still between two of them: more and smaller programs then.
+    """
     if dtype == torch.float32:
         return 32, 4, 3, 2
     if head_dim > 128:
         return (32, 4, 3, 2) if num_requests < 8 else (16, 1, 3, 4)
     if head_dim <= 64:
         return 64, 1, 3, 4
-    return 64, 4, 3, 2
+    return (64, 4, 3, 2) if num_requests < 192 else (32, 2, 3, 5)
 
 
 def decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_tables: torch.Tensor,
@@ -182,15 +191,14 @@ def decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_
     programs *= processors
     shape = (num_kv_heads, group, head_dim, max(16, triton.next_power_of_2(head_dim)),
              max(64, triton.next_power_of_2(num_requests)), tile, overlap)
-    # The combine kernel may start before the decode kernel has ended. The decode kernel itself waits:
-    # programs that start while others still fill the card are dealt out unevenly, and the fullest
-    # multiprocessor sets the time.
-    early = {"launch_pdl": True} if overlap else {}
     # One float32 result and one log-sum-exp for each of two cut pairs a program.
     partial = torch.empty(2 * programs * group * (head_dim + 1), dtype=torch.float32, device=q.device)
     launch(_decode_kernel, (programs, 1, 1),
            (q, k_cache, v_cache, out, partial, block_tables, seq_lens, query_start_loc),
            (scale, num_requests, block_tables.stride(0)), (q.stride(0),),
            (*shape, max(16, triton.next_power_of_2(group)), block_size), num_warps=warps, num_stages=stages)
-    launch(_combine_kernel, (num_requests, num_heads, 1), (partial, out, seq_lens, query_start_loc),
+    # The combine kernel may start before the decode kernel has ended. The decode kernel itself waits: programs that
+    # start while others still fill the card are dealt out unevenly, and the fullest multiprocessor sets the time.
+    early = {"launch_pdl": True} if overlap else {}
+    launch(_combine_kernel, (programs, group, 1), (partial, out, seq_lens, query_start_loc),
            (num_requests, programs), (), (*shape, 16), num_warps=2, **early)

@@ -1,16 +1,16 @@
 """The decoder through fused kernels: the same weights, the same result, a third of the launches.
 
 The plain decoder (`decoder.py`) is the specification; tests hold this one to it. A layer of it, and the same
-for a few tokens, where reading the weights is all that costs and norms and residuals ride along:
+for few tokens, where all that lies between the products rides along with them (`products.py`):
 
-    QKV product                            narrow product (norm inside)
-    rotate_and_store                       rotate_and_store
+    QKV product (library)                  qkv_product
+    rotate_and_store                       -
     attention                              attention
-    output product                         narrow product (residual inside)
+    output product (library)               product, with residual and half a norm
     add_rms_norm                           -
-    gate and up product                    narrow product (norm and SiLU inside)
+    gate and up product (library)          product, with the other half and SiLU
     silu_mul                               -
-    down product                           narrow product (residual inside)
+    down product (library)                 product, with residual and half a norm
     add_rms_norm                           -
 """
 
@@ -21,15 +21,15 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from paged.fused import add_rms_norm, narrow_product, rotate_and_store, rotation_table, silu_mul
+from paged.fused import add_rms_norm, rotate_and_store, rotation_table, silu_mul
 from paged.kv_cache import PagedKVCache
 from paged.models.decoder import Decoder
+from paged.products import product, qkv_product
 
 Attend = Callable[[int, torch.Tensor], torch.Tensor]        # (layer, q) -> out; K and V are in the cache already
 
-
-NARROW = 2
-"""Tokens up to which `narrow_product` is faster than the library's products, measured on an H200."""
+NARROW = 128
+"""Tokens up to which our products are faster than the library's and what lies between, measured on an H200."""
 
 
 class FusedDecoder:
@@ -39,7 +39,7 @@ class FusedDecoder:
         decoder: the model; its weights are used in place.
         kv: the cache that K and V are written to.
         max_positions: positions that the rotary table covers.
-        narrow: up to so many tokens go through `narrow_product` rather than through the library's products.
+        narrow: up to so many tokens go through `products.py` rather than through the library's products.
     """
 
     def __init__(self, decoder: Decoder, kv: PagedKVCache, max_positions: int, narrow: int = NARROW):
@@ -67,20 +67,21 @@ class FusedDecoder:
         return x + delta
 
     def _few_tokens(self, x, positions, slots, attend) -> torch.Tensor:
-        eps = self.config.rms_norm_eps
-        for layer in self.decoder.layers:
-            qkv = narrow_product(x, layer.qkv.weight, norm=layer.attention_norm, eps=eps)
-            mixed = attend(layer.index, self._rotate_and_store(layer, qkv, positions, slots))
-            x = narrow_product(mixed.flatten(1), layer.out.weight, residual=x)
-            hidden = narrow_product(x, layer.gate_up.weight, norm=layer.mlp_norm, eps=eps, silu=True)
-            x = narrow_product(hidden, layer.down.weight, residual=x)
+        eps, layers = self.config.rms_norm_eps, self.decoder.layers
+        normed, squares = add_rms_norm(None, x, layers[0].attention_norm, eps), None
+        for layer in layers:
+            q = qkv_product(normed, layer.qkv.weight, eps, squares, positions, slots, self.rotation, layer.q_norm,
+                            layer.k_norm, self.kv.k[layer.index], self.kv.v[layer.index], self.config.num_heads)
+            mixed = attend(layer.index, q).flatten(1)
+            x, normed, squares = product(mixed, layer.out.weight, eps, residual=x, norm=layer.mlp_norm)
+            hidden = product(normed, layer.gate_up.weight, eps, squares, silu=True)
+            following = self.decoder.norm if layer is layers[-1] else layers[layer.index + 1].attention_norm
+            x, normed, squares = product(hidden, layer.down.weight, eps, residual=x, norm=following)
         return x
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Scores [rows, vocab] of the residual stream [rows, hidden], in the dtype of the weights."""
         weight, eps = self.decoder.head.weight, self.config.rms_norm_eps
-        if len(x) <= min(self.narrow, 1):
-            return narrow_product(x, weight, norm=self.decoder.norm, eps=eps)
         return F.linear(add_rms_norm(None, x, self.decoder.norm, eps), weight)
 
     def _rotate_and_store(self, layer, qkv, positions, slots) -> torch.Tensor:

@@ -1,0 +1,249 @@
+"""Products of few tokens with the weights, and all that lies between them, in two Triton kernels.
+
+For a handful of tokens a layer's products cost what reading the weights costs, and each small kernel between them
+(norm, activation, residual, rotary embedding, storing K and V) costs as much again in starting and waiting. Here
+they ride along with the products:
+
+    qkv_product    [scale] ► product ► per-head RMSNorm ► rotary embedding ► q, and K and V into their slots
+    product        [scale] ► product ► silu(gate) × up
+    product                  product ► + residual ► x, x × norm weight, sums of squares
+
+An RMSNorm is cut in two for that: its weight is applied where x is written, its scale, which needs all of x, where
+the next product reads it: (x × weight) @ W.T × scale, the sums of squares coming in parts, one a program.
+
+A program owns a tile [OUTPUTS, TOKENS] of outputs: rows of the weight times tokens, so that a few tokens are the
+narrow side of the matrix instruction. Where that makes too few programs to fill the card, SPLIT of them share a tile,
+each a part of the width; the last to finish adds up, always in the same order.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+
+from paged.fused import _launch, _start_early, starts_early
+
+
+@triton.jit
+def _accumulate(x_ptr, weight_ptr, row, second_row, real, token, valid, partial_ptr, counter_ptr,
+                WIDTH: tl.constexpr, COLUMNS: tl.constexpr, SPLIT: tl.constexpr, PAIR: tl.constexpr,
+                EVEN: tl.constexpr):
+    """Rows of the weight times tokens, [OUTPUTS, TOKENS]; with PAIR a second set of rows too; whether it is whole.
+
+              width ─►                   A split tile is whole for the program that finishes last.
+        row  ▒▒▒▒▒▒▒▒▒▒▒▒  ×  ▒ ▒ ▒      COLUMNS of the width a time, loads a few times ahead.
+        row  ▒▒▒▒▒▒▒▒▒▒▒▒     ▒ ▒ ▒
+             part 0│part 1    tokens
+    """
+    own: tl.constexpr = (WIDTH + SPLIT * COLUMNS - 1) // (SPLIT * COLUMNS) * COLUMNS
+    OUTPUTS: tl.constexpr = row.shape[0]
+    TOKENS: tl.constexpr = token.shape[0]
+    acc = tl.zeros([OUTPUTS, TOKENS], tl.float32)
+    second = tl.zeros([OUTPUTS, TOKENS], tl.float32)
+    weights = weight_ptr + row.to(tl.int64)[:, None] * WIDTH
+    second_weights = weight_ptr + second_row.to(tl.int64)[:, None] * WIDTH
+    for start in range(0, own, COLUMNS):
+        column = tl.program_id(2) * own + start + tl.arange(0, COLUMNS)
+        inside = (column < WIDTH)[None, :]
+        x_mask = valid[:, None] if EVEN else valid[:, None] & inside
+        x = tl.load(x_ptr + token[:, None] * WIDTH + column[None, :], mask=x_mask, other=0.0)
+        if EVEN:
+            acc = tl.dot(tl.load(weights + column[None, :]), x.T, acc, input_precision="ieee")
+            if PAIR:
+                second = tl.dot(tl.load(second_weights + column[None, :]), x.T, second, input_precision="ieee")
+        else:
+            mask = real[:, None] & inside
+            acc = tl.dot(tl.load(weights + column[None, :], mask=mask, other=0.0), x.T, acc, input_precision="ieee")
+            if PAIR:
+                second = tl.dot(tl.load(second_weights + column[None, :], mask=mask, other=0.0), x.T, second,
+                                input_precision="ieee")
+    whole = True
+    if SPLIT > 1:
+        tile = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+        at = tl.arange(0, OUTPUTS)[:, None] * TOKENS + tl.arange(0, TOKENS)[None, :]
+        SIZE: tl.constexpr = OUTPUTS * TOKENS
+        parts = partial_ptr + tile * (SPLIT * (1 + PAIR) * SIZE) + at
+        tl.store(parts + tl.program_id(2) * ((1 + PAIR) * SIZE), acc)
+        if PAIR:
+            tl.store(parts + tl.program_id(2) * (2 * SIZE) + SIZE, second)
+        tl.debug_barrier()                                  # all threads of this program have stored
+        whole = tl.atomic_add(counter_ptr + tile, 1, sem="acq_rel") == SPLIT - 1
+        if whole:
+            acc = tl.zeros([OUTPUTS, TOKENS], tl.float32)
+            second = tl.zeros([OUTPUTS, TOKENS], tl.float32)
+            for part in tl.static_range(SPLIT):
+                acc += tl.load(parts + part * (1 + PAIR) * SIZE, cache_modifier=".cg")
+                if PAIR:
+                    second += tl.load(parts + part * 2 * SIZE + SIZE, cache_modifier=".cg")
+            tl.store(counter_ptr + tile, 0)                 # for the next product
+    return acc, second, whole
+
+
+@triton.jit
+def _norm_scale(squares_ptr, token, valid, eps, WIDTH: tl.constexpr, PARTS: tl.constexpr, PADDED: tl.constexpr):
+    """1 / root mean square of each token, [TOKENS], from the parts of its sum of squares."""
+    part = tl.arange(0, PADDED)
+    squares = tl.load(squares_ptr + token[:, None] * PARTS + part[None, :],
+                      mask=valid[:, None] & (part < PARTS)[None, :], other=0.0)
+    return tl.rsqrt(tl.sum(squares, 1) / WIDTH + eps)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _product_kernel(x_ptr, weight_ptr, squares_ptr, residual_ptr, norm_ptr, out_ptr, normed_ptr, out_squares_ptr,
+                    partial_ptr, counter_ptr, eps, num_tokens, NUM_OUTPUTS: tl.constexpr, SCALE: tl.constexpr,
+                    PARTS: tl.constexpr, PADDED_PARTS: tl.constexpr, SILU: tl.constexpr, RESIDUAL: tl.constexpr,
+                    OUTPUTS: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
+                    SPLIT: tl.constexpr, EARLY: tl.constexpr):
+    output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
+    real, valid = output < NUM_OUTPUTS, token < num_tokens
+    at = token[None, :] * NUM_OUTPUTS + output[:, None]
+    inside = valid[None, :] & real[:, None]
+    _start_early(EARLY)
+    if RESIDUAL:
+        residual = tl.load(residual_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        norm = tl.load(norm_ptr + output, mask=real, other=0.0).to(tl.float32)
+    if SCALE:
+        scale = _norm_scale(squares_ptr, token, valid, eps, WIDTH, PARTS, PADDED_PARTS)[None, :]
+    EVEN: tl.constexpr = NUM_OUTPUTS % OUTPUTS == 0 and WIDTH % (SPLIT * COLUMNS) == 0
+    acc, up, whole = _accumulate(x_ptr, weight_ptr, output, output + NUM_OUTPUTS, real, token, valid, partial_ptr,
+                                 counter_ptr, WIDTH, COLUMNS, SPLIT, SILU, EVEN)
+    if whole:
+        if SCALE:
+            acc *= scale
+        if SILU:
+            if SCALE:
+                up *= scale
+            acc = acc / (1 + tl.exp(-acc)) * up
+        if RESIDUAL:
+            acc = (acc + residual).to(out_ptr.dtype.element_ty).to(tl.float32)
+            tl.store(normed_ptr + at, (acc * norm[:, None]).to(out_ptr.dtype.element_ty), mask=inside)
+            squares = tl.sum(tl.where(inside, acc * acc, 0.0), 0)
+            tl.store(out_squares_ptr + token * tl.num_programs(0) + tl.program_id(0), squares, mask=valid)
+        tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _qkv_kernel(x_ptr, weight_ptr, squares_ptr, positions_ptr, slots_ptr, rotation_ptr, q_norm_ptr, k_norm_ptr,
+                q_ptr, k_cache_ptr, v_cache_ptr, partial_ptr, counter_ptr, eps, num_tokens, k_block, k_row,
+                NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+                BLOCK_SIZE: tl.constexpr, NORM: tl.constexpr, SCALE: tl.constexpr, PARTS: tl.constexpr,
+                PADDED_PARTS: tl.constexpr, HALF: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
+                WIDTH: tl.constexpr, SPLIT: tl.constexpr, EARLY: tl.constexpr):
+    # A program owns one head, q 0 … | k 0 … | v 0 …: its first and second half, which rotary turns together.
+    head = tl.program_id(0)
+    half: tl.constexpr = HEAD_DIM // 2
+    dim = tl.arange(0, HALF)
+    real = dim < half
+    token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
+    position = tl.load(positions_ptr + token, mask=token < num_tokens, other=-1)
+    slot = tl.load(slots_ptr + token, mask=token < num_tokens, other=-1).to(tl.int64)
+    valid = position >= 0                                   # neither padding nor past the end
+    _start_early(EARLY)
+    if SCALE:
+        scale = _norm_scale(squares_ptr, token, valid, eps, WIDTH, PARTS, PADDED_PARTS)[None, :]
+    EVEN: tl.constexpr = HALF == half and WIDTH % (SPLIT * COLUMNS) == 0
+    first, second, whole = _accumulate(x_ptr, weight_ptr, head * HEAD_DIM + dim, head * HEAD_DIM + half + dim, real,
+                                       token, valid, partial_ptr, counter_ptr, WIDTH, COLUMNS, SPLIT, True, EVEN)
+    if whole:
+        dtype = q_ptr.dtype.element_ty
+        inside = valid[None, :] & real[:, None]
+        if SCALE:
+            first *= scale
+            second *= scale
+        if head < NUM_HEADS + NUM_KV_HEADS:
+            if NORM:
+                norm_ptr = q_norm_ptr if head < NUM_HEADS else k_norm_ptr
+                length = tl.rsqrt((tl.sum(first * first, 0) + tl.sum(second * second, 0)) / HEAD_DIM + eps)[None, :]
+                first *= length * tl.load(norm_ptr + dim, mask=real, other=0.0).to(tl.float32)[:, None]
+                second *= length * tl.load(norm_ptr + half + dim, mask=real, other=0.0).to(tl.float32)[:, None]
+            angle = rotation_ptr + position.to(tl.int64)[None, :] * HEAD_DIM + dim[:, None]
+            cos = tl.load(angle, mask=inside, other=0.0)
+            sin = tl.load(angle + half, mask=inside, other=0.0)
+            turned = first * cos - second * sin
+            second = second * cos + first * sin
+            first = turned
+        at = q_ptr + (token[None, :] * NUM_HEADS + head) * HEAD_DIM
+        if head >= NUM_HEADS:
+            kv_head = (head - NUM_HEADS) % NUM_KV_HEADS
+            base = k_cache_ptr if head < NUM_HEADS + NUM_KV_HEADS else v_cache_ptr
+            at = base + ((slot // BLOCK_SIZE) * k_block + (slot % BLOCK_SIZE) * k_row + kv_head * HEAD_DIM)[None, :]
+            inside &= (slot >= 0)[None, :]
+        tl.store(at + dim[:, None], first.to(dtype), mask=inside)
+        tl.store(at + half + dim[:, None], second.to(dtype), mask=inside)
+
+
+def tile_shape(kind: str, num_tokens: int) -> tuple[int, int, int, int, int]:
+    """Tokens and columns a tile, programs that share one, loads in flight, warps; measured on an H200."""
+    if kind == "residual":
+        return (16 if num_tokens <= 64 else 64), 128, 4, 4, 4
+    if kind == "qkv":
+        return (16 if num_tokens <= 16 else 32), 64, 1, 6, 4
+    return (16 if num_tokens <= 16 else 32 if num_tokens <= 32 else 64), 64, 1, 5, 4
+
+
+@cache
+def _counters(device: torch.device) -> torch.Tensor:
+    return torch.zeros(1024, dtype=torch.int32, device=device)
+
+
+def _shared(kind: str, x: torch.Tensor, outputs: int, squares: torch.Tensor | None, tiles: int, pair: bool):
+    """What both kernels need: grid, workspace for split tiles, and the constants of the tile."""
+    num_tokens, width = x.shape
+    tokens, columns, split, stages, warps = tile_shape(kind, num_tokens)
+    columns = min(columns * 2 // x.element_size(), max(16, triton.next_power_of_2(triton.cdiv(width, split))))
+    grid = (tiles, triton.cdiv(num_tokens, tokens), split)
+    size = tiles * grid[1] * split * outputs * tokens * (1 + pair) if split > 1 else 1
+    parts = 1 if squares is None else squares.shape[1]
+    constants = {"SCALE": squares is not None, "PARTS": parts, "PADDED_PARTS": triton.next_power_of_2(parts),
+                 "TOKENS": tokens, "COLUMNS": columns, "WIDTH": width, "SPLIT": split,
+                 "num_warps": warps, "num_stages": stages, **_launch(starts_early(x.device))}
+    return grid, torch.empty(size, dtype=torch.float32, device=x.device), _counters(x.device), constants
+
+
+def product(x: torch.Tensor, weight: torch.Tensor, eps: float, squares: torch.Tensor | None = None,
+            residual: torch.Tensor | None = None, norm: torch.Tensor | None = None, silu: bool = False):
+    """x @ weight.T, scaled by the norm that `squares` belong to; then silu-and-mul, or the residual added.
+
+    Args:
+        x: [tokens, width], contiguous; where squares are given, already multiplied by the norm's weight.
+        weight: [outputs, width], or with silu [2 × outputs, width], gate rows first.
+        squares: [tokens, parts], float32; the sums of squares of the x before that.
+        residual, norm: [tokens, outputs] to be added, and the weight [outputs] of the norm that follows.
+
+    Returns [tokens, outputs]; with a residual the sum, the sum times norm, and its squares [tokens, parts].
+    """
+    num_tokens, outputs = len(x), len(weight) // 2 if silu else len(weight)
+    tiles = triton.cdiv(outputs, 64)
+    kind = "silu" if silu else "plain" if residual is None else "residual"
+    grid, partial, counters, constants = _shared(kind, x, 64, squares, tiles, silu)
+    out = torch.empty(num_tokens, outputs, dtype=x.dtype, device=x.device)
+    normed = x if residual is None else torch.empty_like(out)
+    out_squares = partial if residual is None else torch.empty(num_tokens, tiles, dtype=torch.float32, device=x.device)
+    _product_kernel[grid](x, weight, x if squares is None else squares, x if residual is None else residual,
+                          x if norm is None else norm, out, normed, out_squares, partial, counters, eps, num_tokens,
+                          NUM_OUTPUTS=outputs, SILU=silu, RESIDUAL=residual is not None, OUTPUTS=64, **constants)
+    return out if residual is None else (out, normed, out_squares)
+
+
+def qkv_product(x: torch.Tensor, weight: torch.Tensor, eps: float, squares: torch.Tensor | None,
+                positions: torch.Tensor, slots: torch.Tensor, rotation: torch.Tensor, q_norm: torch.Tensor | None,
+                k_norm: torch.Tensor | None, k_cache: torch.Tensor, v_cache: torch.Tensor,
+                num_heads: int) -> torch.Tensor:
+    """Q of the tokens, [tokens, num_heads, head_dim], normed and turned; their K and V go to their slots.
+
+    x, weight, squares: as for `product`; the rest as for `fused.rotate_and_store`.
+    """
+    _, block_size, num_kv_heads, head_dim = k_cache.shape
+    half = max(16, triton.next_power_of_2(head_dim // 2))
+    heads = num_heads + 2 * num_kv_heads
+    grid, partial, counters, constants = _shared("qkv", x, half, squares, heads, True)
+    q = torch.empty(len(x), num_heads, head_dim, dtype=x.dtype, device=x.device)
+    _qkv_kernel[grid](x, weight, x if squares is None else squares, positions, slots, rotation,
+                      x if q_norm is None else q_norm, x if k_norm is None else k_norm, q, k_cache, v_cache, partial,
+                      counters, eps, len(x), *k_cache.stride()[:2], NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads,
+                      HEAD_DIM=head_dim, BLOCK_SIZE=block_size, NORM=q_norm is not None, HALF=half, **constants)
+    return q
