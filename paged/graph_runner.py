@@ -104,7 +104,7 @@ class GraphRunner(ModelRunner):
         self.move_blocks(batch)
         if not batch.requests:
             return None
-        seats = [self._seat(request) for request in batch.requests]
+        seats = self._take_seats(batch.requests)
         num_tokens, num_rows = len(batch.input_ids), len(seats)
         decode = num_tokens == num_rows
         new_blocks = self._send_tables(batch, seats, decode)
@@ -173,17 +173,26 @@ class GraphRunner(ModelRunner):
 
     # ── seats and tables ──────────────────────────────────────────────────────────────────────────────
 
-    def _seat(self, request: Request) -> int:
-        seat = self._seat_of.get(request)
-        if seat is None:
-            if not self._free_seats:                         # take back the seats of those who run no more
-                for other in [r for r in self._seat_of if r.status is not Status.RUNNING]:
-                    self._free_seats.append(self._seat_of.pop(other))
+    def _take_seats(self, requests: Sequence[Request]) -> list[int]:
+        """The seat of each request; who is new gets one, and its temperature and seed go there in one copy."""
+        newcomers = [request for request in requests if request not in self._seat_of]
+        if len(newcomers) > len(self._free_seats):           # take back the seats of those who run no more
+            for other in [r for r in self._seat_of if r.status is not Status.RUNNING]:
+                self._free_seats.append(self._seat_of.pop(other))
+        for request in newcomers:
             seat = self._seat_of[request] = self._free_seats.pop()
             self._sent.pop(seat, None)
-            self.temperatures[seat] = request.params.temperature
-            self.seeds[seat] = request.seed % 2**63         # any integer is a seed
-        return seat
+        if newcomers:
+            seats = self._to_gpu([self._seat_of[request] for request in newcomers], torch.int64)
+            self.temperatures.index_copy_(0, seats, self._to_gpu([r.params.temperature for r in newcomers],
+                                                                 torch.float32))
+            self.seeds.index_copy_(0, seats, self._to_gpu([r.seed % 2**63 for r in newcomers], torch.int64))
+        return [self._seat_of[request] for request in requests]
+
+    def _to_gpu(self, values: list, dtype: torch.dtype) -> torch.Tensor:
+        """Numbers on the GPU; from pinned memory the copy does not wait for the step that the GPU is at."""
+        host = torch.tensor(values, dtype=dtype, pin_memory=self.device.type == "cuda")
+        return host.to(self.device, non_blocking=True)
 
     def _send_tables(self, batch: Batch, seats: list[int], decode: bool) -> list[int]:
         """Bring the block tables on the GPU up to date.
@@ -209,10 +218,7 @@ class GraphRunner(ModelRunner):
                     blocks += table[num_sent:]
                 self._sent[seat] = (table, len(table))
         if places:
-            # From pinned memory the copy does not wait for the step that the GPU is at.
-            update = torch.tensor([places, blocks], pin_memory=self.device.type == "cuda")
-            update = update.to(self.device, non_blocking=True)
-            self.tables.view(-1).index_copy_(0, update[0], update[1].int())
+            self.tables.view(-1).index_copy_(0, self._to_gpu(places, torch.int64), self._to_gpu(blocks, torch.int32))
         return new_blocks
 
     # ── graphs ────────────────────────────────────────────────────────────────────────────────────────
