@@ -50,6 +50,7 @@ def import_answers(answers, exercises, path, replace):
         if name not in by_name:
             done["unknown"].append(name)
             continue
+        source = source.replace("\r\n", "\n").replace("\r", "\n")
         target = answers.path(by_name[name])
         if target.exists():
             if _text(target) == source:

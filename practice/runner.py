@@ -279,8 +279,8 @@ def _sentence(error, filename):
         return "not written yet" + (f": {text}" if text else "")
     if isinstance(error, SyntaxError) and error.filename == filename:
         caret = ""
-        if error.text and error.offset:
-            line = error.text.rstrip("\n")
+        if error.text and error.offset and error.offset <= REPR_LIMIT:
+            line = error.text.rstrip("\n")[:REPR_LIMIT]
             caret = f"\n    {line}\n    {' ' * (error.offset - 1)}^"
         return f"Python cannot read line {error.lineno}: {error.msg}{caret}"
     if isinstance(error, SystemExit):
@@ -305,6 +305,6 @@ def _trace(error, filename):
         code = tb.tb_frame.f_code
         if code.co_filename == filename:
             frames.append({"line": tb.tb_lineno, "function": code.co_name,
-                           "source": linecache.getline(filename, tb.tb_lineno).strip()})
+                           "source": linecache.getline(filename, tb.tb_lineno).strip()[:REPR_LIMIT]})
         tb = tb.tb_next
     return frames if len(frames) <= 6 else frames[:2] + frames[-2:]

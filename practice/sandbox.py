@@ -100,11 +100,12 @@ def _collect(child, lines, per_case, until_first, on_event, faults, errors):
             return stop(*_obituary(child, answer, faults, errors))
         try:
             event = json.loads(line)
-        except ValueError:                           # the half of an event: the child died while it wrote
+            kind = event["event"]
+        except (ValueError, TypeError, KeyError):    # half an event, of a child that died, or no event at all
             continue
         if on_event:
             on_event(event)
-        kind = event.pop("event")
+        del event["event"]
         if kind == "answer":
             reports.append({"passed": False, "problem": None, "cases": [], "seconds": 0.0})
             answer, case, call = event["answer"], None, None

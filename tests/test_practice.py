@@ -90,6 +90,7 @@ def test_a_file_anywhere_can_be_judged(folder, tmp_path):
     assert ask(folder)[1]["solved"] == 0                 # somebody's file is not this reader's answer
     text = elsewhere.rename(elsewhere.with_suffix(".txt"))
     assert ask(folder, "run", str(text))[1]["file"] == str(text)
+    assert "there is no file" in run(folder, "watch", str(elsewhere)).stderr
     wrong = BY_NAME["slots"].wrong[0]
     assert run(folder, "run", os.path.relpath(wrong, tmp_path), cwd=tmp_path).returncode == 1
 
@@ -161,6 +162,9 @@ DEF = "def slot_mapping_for(block_table, positions, block_size):\n"
     ("", "does not define slot_mapping_for", None),
     ("1 / 0\n", "ZeroDivisionError", 1),
     ("import no_such_module\n", "No module named 'no_such_module'", 1),
+    ("x = " + "(" * 5000 + "\n", "Python cannot read line 1: too many nested parentheses\n", None),
+    ("import os\nfor fd in range(3, 30):\n    try:\n        os.write(fd, b'[1]\\n{}\\nx\\n')\n"
+     "    except OSError:\n        pass\n1 / 0\n", "ZeroDivisionError", 7),
     ("import runner\n", "No module named 'runner'", 1),
     (DEF + "    raise ValueError('x' * 10**7)\n", "x ... (10,000,000 characters)", 2),
     ("class Odd(Exception):\n    def __str__(self):\n        1 / 0\nraise Odd\n", "its __str__ raises", 4),
@@ -378,6 +382,9 @@ def test_export_and_import_carry_answers_over(tmp_path):
     done = portable.import_answers(other, EXERCISES, file, replace=True)
     assert done["written"] == ["radix"] and done["same"] == ["slots"]
     assert (other.folder / "radix.old-1.py").read_text(encoding="utf-8") == "mine = 3\n"
+    windows = '{"format": "paged-practice", "answers": {"slots": "a = 1\\r\\n"}}'
+    file.write_text(windows, encoding="utf-8")
+    assert portable.import_answers(other, EXERCISES, file, replace=False)["same"] == ["slots"]
     for text in ("[]", "{}", '{"format": "paged-practice", "answers": {"slots": 1}}'):
         file.write_text(text, encoding="utf-8")
         with pytest.raises(ValueError):
