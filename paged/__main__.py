@@ -7,7 +7,6 @@ import importlib
 import io
 import os
 import sys
-from pathlib import Path
 
 BENCHMARKS = {
     "kernels": "attention kernels against the bandwidth of the card",
@@ -36,6 +35,12 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     except (ValueError, OSError, MemoryError, ImportError) as error:
         print(f"paged: {error}", file=sys.stderr)
+        return 2
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":     # PyTorch's, which may not be imported here
+            raise
+        print(f"paged: {str(error).splitlines()[0]} Free the device, or lower what takes memory: see --help",
+              file=sys.stderr)
         return 2
 
 
@@ -79,13 +84,24 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-k", type=int, default=0, help="likeliest tokens kept; 0 keeps all")
     parser.add_argument("--top-p", type=float, default=1.0, help="probability kept (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the draws (%(default)s)")
-    parser.add_argument("--device", default="auto", help="cpu, cuda or auto (%(default)s)")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 and so on, or auto (%(default)s)")
     parser.add_argument("--dtype", default="auto", help="float32, bfloat16, float16 or auto (%(default)s)")
     parser.add_argument("--block-size", type=int, default=16, help="tokens a block (%(default)s)")
     parser.add_argument("--num-blocks", type=int, help="blocks in the pool (as many as the memory allows)")
-    parser.add_argument("--max-num-seqs", type=int, default=256, help="requests that run at once (%(default)s)")
+    parser.add_argument("--gpu-memory-utilization", type=float, default=0.9, metavar="SHARE",
+                        help="share of the card's memory that may be in use (%(default)s)")
+    parser.add_argument("--max-model-len", type=int, metavar="TOKENS",
+                        help="tokens of a request, prompt and output (what the model was trained for)")
+    parser.add_argument("--max-num-seqs", type=int, default=256, metavar="REQUESTS",
+                        help="requests that run at once (%(default)s)")
+    parser.add_argument("--max-num-batched-tokens", type=int, metavar="TOKENS",
+                        help="tokens of one step (8192 on a GPU, 2048 on a CPU)")
+    parser.add_argument("--attention-backend", default="auto", metavar="NAME",
+                        help="auto, triton, flash, torch or reference (%(default)s)")
+    parser.add_argument("--enforce-eager", action="store_true", help="no CUDA graphs")
     parser.add_argument("--preemption", choices=("recompute", "swap"), default="recompute",
                         help="what happens to a request that must give way (%(default)s)")
+    parser.add_argument("--quiet", action="store_true", help="no progress bars, and no times of start-up")
 
 
 def _load(args, trace=None):
@@ -95,9 +111,13 @@ def _load(args, trace=None):
     params = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, top_k=args.top_k,
                             top_p=args.top_p, seed=args.seed)
     from paged.llm import LLM
-    llm = LLM(args.model, device=args.device, dtype=args.dtype, block_size=args.block_size,
-              num_blocks=args.num_blocks, max_num_seqs=args.max_num_seqs, preemption=args.preemption,
-              trace=trace or NO_TRACE)
+    names = ("device", "dtype", "block_size", "num_blocks", "gpu_memory_utilization", "max_model_len", "max_num_seqs",
+             "max_num_batched_tokens", "attention_backend", "enforce_eager", "preemption")
+    llm = LLM(args.model, **{name: getattr(args, name) for name in names}, trace=trace or NO_TRACE,
+              use_tqdm=not args.quiet)
+    if not args.quiet:
+        phases = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in llm.start_up.items())
+        print(f"ready after {sum(llm.start_up.values()):.1f} s: {phases}", file=sys.stderr)
     return llm, params
 
 
@@ -123,15 +143,15 @@ def _generate(args) -> None:
 
 
 def _trace(args) -> None:
+    from paged.bench.common import check_output
     from paged.metrics import request_summary, save, step_table, summary_text
     from paged.trace import Trace
-    for path in filter(None, (args.save, args.metrics)):       # a long run must not end in a typing error
-        if not Path(path).parent.is_dir() or Path(path).is_dir():
-            raise ValueError(f"{path} cannot be written: name a file in a directory that exists")
+    for path in (args.save, args.metrics):
+        check_output(path)
     trace = Trace()
     prompts = [_prompt(args, text) for text in args.prompts]
     llm, params = _load(args, trace)
-    outputs = llm.generate(prompts, params)
+    outputs = llm.generate(prompts, params, use_tqdm=not args.quiet)
     print("\n".join(trace.lines()) + "\n\n" + step_table(trace))
     for output in outputs:
         print(f"\n{request_summary(output)}\n{output.outputs[0].text}")

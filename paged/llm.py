@@ -13,10 +13,11 @@ from tqdm import tqdm
 
 from paged.attention import BACKENDS
 from paged.engine import Engine, EngineConfig
-from paged.models.loader import Loaded, load
+from paged.memory import GiB
+from paged.models.loader import Loaded, enough_memory, load, use_device
 from paged.request import RequestOutput
 from paged.sampling import BeamSearchParams, SamplingParams
-from paged.startup import Speedups, block_bytes, cpu_num_blocks, make_runner, measure_budget
+from paged.startup import Speedups, block_bytes, cpu_num_blocks, make_runner, measure_budget, timed
 from paged.trace import NO_TRACE, Trace
 
 Prompt = "str | list[int] | list[dict[str, str]]"
@@ -26,7 +27,8 @@ class LLM:
 
     Args:
         model: a Hugging Face directory or Hub id, a .gguf file, "default", or a Loaded model.
-        device: "cpu", "cuda", or "auto" for a GPU where there is one.
+        device: "cpu", "cuda", "cuda:1" (which becomes PyTorch's current GPU), or "auto" for a GPU where there is
+            one; given weights stay where they are.
         dtype: "float32", "bfloat16", "float16", or "auto": the checkpoint's on a GPU, float32 on a CPU.
         block_size: tokens a block.
         num_blocks: blocks in the pool; None takes what the memory budget allows.
@@ -43,8 +45,13 @@ class LLM:
         seed: for requests that bring no seed of their own.
         speedups: what makes the GPU fast, to be switched off for comparison.
         trace: receives every event.
+        use_tqdm: show what start-up does as bars.
 
-    Raises ValueError and FileNotFoundError with a sentence that says what to do.
+    Attributes:
+        start_up: seconds of each phase of start-up.
+        budget: what the card's memory goes to, where it was measured, or None.
+
+    Raises ValueError, FileNotFoundError and MemoryError with a sentence that says what to do.
     """
 
     def __init__(self, model: str | Loaded = "default", device: str = "auto", dtype: str = "auto", block_size: int = 16,
@@ -53,42 +60,44 @@ class LLM:
                  max_num_batched_tokens: int | None = None, enable_prefix_caching: bool = True,
                  prefix_cache: str = "hash",
                  attention_backend: str = "auto", enforce_eager: bool = False, preemption: str = "recompute",
-                 seed: int = 0, speedups: Speedups = Speedups(), trace: Trace = NO_TRACE):
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        try:
-            device = str(torch.device(device))
-            known = torch.device(device).type in ("cpu", "cuda")
-        except (RuntimeError, TypeError):
-            known = False
-        if not known:
-            raise ValueError(f"device is {device!r}: choose cpu, cuda, cuda:1 and so on, or auto")
+                 seed: int = 0, speedups: Speedups = Speedups(), trace: Trace = NO_TRACE, use_tqdm: bool = True):
+        asked, device = device, use_device(device)
+        if isinstance(model, Loaded):
+            there = model.decoder.embedding.device
+            if asked != "auto" and device not in (there, torch.device(there.type)):
+                raise ValueError(f"device is {asked!r} and the weights that were given lie on {str(there)!r}: load "
+                                 f"them there, or leave device out")
+            device = use_device(there)
         if attention_backend != "auto" and attention_backend not in BACKENDS:
             raise ValueError(f"attention_backend is {attention_backend!r}: choose auto, {', '.join(BACKENDS)}")
         if not (isinstance(gpu_memory_utilization, Real) and 0 < gpu_memory_utilization <= 1):
             raise ValueError(f"gpu_memory_utilization is {gpu_memory_utilization!r}: it must be above 0, at most 1")
         if max_num_batched_tokens is None:
-            max_num_batched_tokens = 8192 if device != "cpu" else 2048
+            max_num_batched_tokens = 8192 if device.type == "cuda" else 2048
         # Checked before a model is loaded; the pool is sized after.
         EngineConfig(num_blocks=1 if num_blocks is None else num_blocks, block_size=block_size,
                      max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
                      max_model_len=1 if max_model_len is None else max_model_len, preemption=preemption,
                      prefix_cache=prefix_cache)
-        loaded = model if isinstance(model, Loaded) else load(model, device, dtype)
+        self.start_up: dict[str, float] = {}
+        with timed(self.start_up, "weights"):
+            loaded = model if isinstance(model, Loaded) else load(model, device, dtype, use_tqdm)
         self.model_config, self.tokenizer, self.trace = loaded.config, loaded.tokenizer, trace
+        card = {"card": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
         trace.emit("MODEL_WEIGHTS_LOADED", model=model if isinstance(model, str) else "given",
-                   weights=loaded.num_weights, device=str(device))
+                   weights=loaded.num_weights, device=str(device), **card)
         longest = loaded.config.max_position_embeddings
         if max_model_len is not None and max_model_len > longest:
             raise ValueError(f"max_model_len is {max_model_len}; the model was trained for {longest} positions: "
                              f"lower it")
         max_model_len = max_model_len or longest
-        self.budget = None                                 # what the card's memory goes to, where it was measured
+        self.budget = None
         speedups = replace(speedups, graphs=speedups.graphs and not enforce_eager)
         sizes = block_size, max_num_seqs, max_model_len
-        if num_blocks is None and torch.device(device).type == "cuda":
-            self.budget = measure_budget(loaded.decoder, *sizes, max_num_batched_tokens, gpu_memory_utilization,
-                                         attention_backend, speedups, trace)
+        if num_blocks is None and device.type == "cuda":
+            with timed(self.start_up, "warm-up"):
+                self.budget = measure_budget(loaded.decoder, *sizes, max_num_batched_tokens, gpu_memory_utilization,
+                                             attention_backend, speedups, trace, use_tqdm)
             num_blocks = self.budget.num_blocks
         elif num_blocks is None:
             num_blocks = cpu_num_blocks(loaded.decoder, *sizes)
@@ -98,9 +107,14 @@ class LLM:
                               max_model_len=min(max_model_len, num_blocks * block_size),
                               enable_prefix_caching=enable_prefix_caching, prefix_cache=prefix_cache,
                               preemption=preemption, seed=seed)
-        self.runner = make_runner(loaded.decoder, config, attention_backend, speedups)
+        with timed(self.start_up, "pool and graphs" if device.type == "cuda" and speedups.graphs else "pool"):
+            self.runner = make_runner(loaded.decoder, config, attention_backend, speedups, use_tqdm)
         self.engine = Engine(config, self.runner, loaded.tokenizer, loaded.eos_token_ids,
                              loaded.config.vocab_size, trace)
+        pool = num_blocks * block_bytes(loaded.decoder, block_size) / GiB
+        self._step_needs = (f"a step of up to {max_num_batched_tokens} tokens beside a pool of {num_blocks} blocks "
+                            f"({pool:.2f} GiB)", "Lower num_blocks, gpu_memory_utilization, max_num_batched_tokens "
+                            "or max_num_seqs", device)
 
     # ── generation ────────────────────────────────────────────────────────────────────────────────────
 
@@ -128,7 +142,7 @@ class LLM:
             running = set(request_ids)
             num_tokens, start = 0, time.perf_counter()
             while running and self.engine.has_unfinished():
-                for output in self.engine.step():
+                for output in self._step():
                     if output.finished and output.request_id in running:
                         running.remove(output.request_id)
                         num_tokens += output.metrics.num_output_tokens
@@ -182,12 +196,17 @@ class LLM:
                 elif output.finished or not self.engine.has_unfinished():
                     return
                 else:
-                    self.engine.step()
+                    self._step()
         except Exception:
             self.engine.reset()
             raise
         finally:
             self.engine.abort(request_id)
+
+    def _step(self) -> list[RequestOutput]:
+        """A step of the engine; raises MemoryError, with the numbers, when memory runs out in it."""
+        with enough_memory(*self._step_needs):
+            return self.engine.step()
 
     def _token_ids(self, prompts) -> list[list[int]]:
         """Prompts of any form as token ids."""

@@ -12,14 +12,18 @@ before the pool is sized.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 import torch
+from tqdm import tqdm
 
 from paged.engine import Engine, EngineConfig
 from paged.kv_cache import PagedKVCache
 from paged.memory import GiB, num_blocks_in_budget
 from paged.models.decoder import Decoder
+from paged.models.loader import enough_memory, free_memory
 from paged.runner import ModelRunner
 from paged.sampling import SamplingParams
 from paged.slots import blocks_needed
@@ -46,6 +50,14 @@ class Speedups:
     run_ahead: bool = True
 
 
+@contextmanager
+def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
+    """Note how long what is inside takes."""
+    start = time.perf_counter()
+    yield
+    seconds[phase] = time.perf_counter() - start
+
+
 def block_bytes(decoder: Decoder, block_size: int) -> int:
     """Bytes of one block of a model's cache, K and V, over all layers."""
     c = decoder.config
@@ -61,8 +73,8 @@ def allocate_cache(decoder: Decoder, num_blocks: int, block_size: int, on_host: 
                             dtype=decoder.embedding.dtype, device=device)
     except RuntimeError as error:                          # torch.OutOfMemoryError is one
         size = num_blocks * block_bytes(decoder, block_size) / GiB
-        raise MemoryError(f"a pool of {num_blocks} blocks of {block_size} tokens takes {size:.2f} GiB, which is not "
-                          f"free on {device}: lower num_blocks") from error
+        raise MemoryError(f"a pool of {num_blocks} blocks of {block_size} tokens takes {size:.2f} GiB, and "
+                          f"{free_memory(device)}: lower num_blocks") from error
 
 
 def make_runner(decoder: Decoder, config: EngineConfig, attention_backend: str = "auto",
@@ -76,11 +88,15 @@ def make_runner(decoder: Decoder, config: EngineConfig, attention_backend: str =
     if not (kv.data.is_cuda and speedups.fused and attention_backend in ("auto", "triton")):
         return ModelRunner(decoder, kv, attention_backend, host_kv)
     from paged.graph_runner import NARROW, GraphRunner
-    runner = GraphRunner(decoder, kv, config.max_num_seqs, config.max_model_len, config.max_num_batched_tokens,
-                         host_kv, speedups.graphs, NARROW if speedups.narrow_products else 0)
-    runner.runs_ahead = speedups.run_ahead
-    if speedups.graphs:
-        runner.capture(use_tqdm)
+    with enough_memory(f"the {'graphs' if speedups.graphs else 'buffers'} of a step beside a pool of "
+                       f"{config.num_blocks} blocks ({kv.data.nbytes / GiB:.2f} GiB)",
+                       "Lower num_blocks, gpu_memory_utilization, max_num_batched_tokens or max_num_seqs, or do "
+                       "without graphs (enforce_eager)", kv.data.device):
+        runner = GraphRunner(decoder, kv, config.max_num_seqs, config.max_model_len, config.max_num_batched_tokens,
+                             host_kv, speedups.graphs, NARROW if speedups.narrow_products else 0)
+        runner.runs_ahead = speedups.run_ahead
+        if speedups.graphs:
+            runner.capture(use_tqdm)
     return runner
 
 
@@ -110,45 +126,54 @@ class MemoryBudget:
                                     self.block_bytes)
 
 
-def warm_up(engine: Engine) -> None:
+def largest_prompts(max_num_seqs: int, max_model_len: int, max_num_batched_tokens: int) -> tuple[int, int]:
+    """How many prompts of how many tokens fill a step, each as long as it may be."""
+    length = min(max_model_len, max_num_batched_tokens)
+    return min(max_num_seqs, max_num_batched_tokens // length), length
+
+
+def warm_up(engine: Engine, after_each: Callable[[], object] = lambda: None) -> None:
     """Run the two steps that take most memory beside the weights, through an idle engine without prefix caching.
 
     The first computes as many tokens as a step may, as prompts as long as they may be. In the second every seat
     draws a token through filters and log-probabilities: float32 rows of the whole vocabulary, several times over.
     """
     c = engine.config
-    prompt = min(c.max_model_len, c.max_num_batched_tokens)
-    for num_requests, length, params in (
-            (c.max_num_batched_tokens // prompt, prompt, SamplingParams(max_tokens=1)),
+    for number, length, params in (
+            (*largest_prompts(c.max_num_seqs, c.max_model_len, c.max_num_batched_tokens), SamplingParams(max_tokens=1)),
             (c.max_num_seqs, 1, SamplingParams(max_tokens=1, top_p=0.5, logprobs=1))):
-        for _ in range(min(c.max_num_seqs, num_requests)):
+        for _ in range(number):
             engine.add_request([0] * length, params)
         while engine.has_unfinished():
             engine.step()
+        after_each()
 
 
 def measure_budget(decoder: Decoder, block_size: int, max_num_seqs: int, max_model_len: int,
                    max_num_batched_tokens: int, utilization: float, attention_backend: str = "auto",
-                   speedups: Speedups = Speedups(), trace: Trace | None = None) -> MemoryBudget:
+                   speedups: Speedups = Speedups(), trace: Trace | None = None,
+                   use_tqdm: bool = True) -> MemoryBudget:
     """Warm up with the largest steps and measure what they take; the kernels are compiled on the way.
 
     Raises MemoryError, with the numbers, when the card has no room for them.
     """
     start = time.perf_counter()
-    prompt = min(max_model_len, max_num_batched_tokens)
-    num_prompts = max(1, min(max_num_seqs, max_num_batched_tokens // prompt))
-    num_blocks = max(num_prompts * blocks_needed(prompt, block_size), max_num_seqs)
+    number, length = largest_prompts(max_num_seqs, max_model_len, max_num_batched_tokens)
+    num_blocks = max(number * blocks_needed(length, block_size), max_num_seqs)
     config = EngineConfig(num_blocks=num_blocks, block_size=block_size, max_num_seqs=max_num_seqs,
                           max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len,
                           enable_prefix_caching=False)
     quiet = Speedups(False, speedups.fused, speedups.narrow_products, False)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    try:
+    with (enough_memory(f"a step of {max_num_batched_tokens} tokens",
+                        "Lower max_num_batched_tokens or max_num_seqs, or free the card", decoder.embedding.device),
+          tqdm(total=2 + speedups.graphs, desc="Warming up, compiling kernels", disable=not use_tqdm,
+               dynamic_ncols=True) as bar):
         runner = make_runner(decoder, config, attention_backend, quiet)
         small_cache = runner.kv.data.nbytes
         engine = Engine(config, runner)
-        warm_up(engine)
+        warm_up(engine, bar.update)
         peak = torch.cuda.max_memory_allocated() - small_cache
         current = torch.cuda.memory_allocated() - small_cache
         graphs = 0
@@ -156,11 +181,7 @@ def measure_budget(decoder: Decoder, block_size: int, max_num_seqs: int, max_mod
             before = torch.cuda.mem_get_info()[0]
             runner.capture(use_tqdm=False, only_largest=True)
             graphs = max(0, before - torch.cuda.mem_get_info()[0])
-    except torch.OutOfMemoryError as error:
-        free, total = torch.cuda.mem_get_info()
-        raise MemoryError(f"a step of {max_num_batched_tokens} tokens does not fit: {free / GiB:.2f} of "
-                          f"{total / GiB:.2f} GiB are free beside it. Lower max_num_batched_tokens or max_num_seqs, "
-                          f"or free the card") from error
+        bar.update(bar.total - bar.n)
     del runner, engine
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()

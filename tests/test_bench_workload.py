@@ -1,9 +1,16 @@
 """The end-to-end benchmarks: the workload is the published one, and both run and record what they say."""
 
 import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
 
 import paged.bench.peer as peer
 import paged.bench.workload as workload
+from paged.__main__ import main
 from paged.models.config import ModelConfig
 
 TINY = ModelConfig("qwen3", vocab_size=10_001, hidden_size=16, intermediate_size=24, num_layers=1, num_heads=4,
@@ -26,16 +33,62 @@ def test_other_first_tokens_leave_nothing_to_the_prefix_cache():
 
 def test_the_workload_benchmark_records(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(workload, "QWEN3_0_6B", TINY)
-    monkeypatch.setattr(workload, "workload", lambda n: ([[1, 2, 3], [4, 5]], [
-        workload.SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=3)] * 2))
-    monkeypatch.setattr(workload, "at_once", lambda llm, n, tokens, at_once=workload.at_once: at_once(llm, n, 2))
     path = tmp_path / "record.json"
-    workload.main(["--device", "cpu", "--layers", "1", "--budget", "64", "--output", str(path)])
+    workload.main(["--device", "cpu", "--layers", "1", "--budget", "64", "--requests", "2", "--longest", "3",
+                   "--tokens", "2", "--output", str(path)])
     record = json.loads(path.read_text())
-    assert record["output_tokens"] == 6 and len(record["workload_tokens_per_s"]) == 2
-    assert sum(tokens for tokens, _, _ in record["steps"]) == 5 + 2 * 2     # prompts, then all but the first token
-    assert record["gaps"]["longest_ms"] >= record["gaps"]["median_ms"] > 0
+    prompts, params = workload.workload(2, 1, 3)
+    wanted = sum(p.max_tokens for p in params)
+    assert record["output_tokens"] == wanted <= 6 and len(record["workload_tokens_per_s"]) == 2
+    assert sum(tokens for tokens, _, _ in record["steps"]) == sum(map(len, prompts)) + wanted - 2
+    assert record["gaps"]["longest_ms"] >= record["gaps"]["median_ms"] > 0 and record["gaps"]["prompt_tokens"] == 6
+    assert set(record["start_up_phases_s"][0]) == {"weights", "pool"}
     assert "workload_tokens_per_s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("argv, words", [
+    (["workload", "--requests", "0"], "--requests is 0"), (["workload", "--tokens", "-1"], "--tokens is -1"),
+    (["workload", "--output", "/nonexist/x.json"], "/nonexist/x.json cannot be written"),
+    (["peer", "--output", "/nonexist/x.json"], "/nonexist/x.json cannot be written"),
+    (["peer", "--rounds", "0"], "--rounds is 0"), (["workload", "--device", "xpu"], "device is 'xpu'"),
+    (["workload", "--device", "cuda:99"], "'cuda:99' was asked for"), (["peer", "--device", "cuda:99"], "'cuda:99'")])
+def test_mistakes_are_sentences_before_anything_is_measured(argv, words, capsys):
+    assert main(["bench", *argv]) == 2
+    err = capsys.readouterr().err.strip()
+    assert err.startswith("paged: ") and words in err and len(err.splitlines()) == 1
+
+
+def test_kernels_that_overlap_count_once():
+    """The combine kernel starts beside the decode kernel and waits for it; the product starts beside the combine."""
+    def event(name, start, end, device=torch.autograd.DeviceType.CUDA):
+        return SimpleNamespace(name=name, device_type=device, time_range=SimpleNamespace(start=start, end=end))
+
+    events = [event("_combine_kernel", 1002, 1012), event("_decode_kernel", 1000, 1010), event("nvjet", 1011, 1020),
+              event("Memcpy DtoH", 1024, 1025), event("nvjet", 1013, 1014),
+              event("cudaLaunchKernel", 0, 5000, torch.autograd.DeviceType.CPU)]
+    split = workload.kernel_split(events, steps=2)
+    halves = {name: pytest.approx(us / 2e3) for name, us in (("attention", 20), ("products", 10), ("copies", 1))}
+    assert split["kernels_ms"] == halves
+    assert split["busy_ms"] == halves | {"attention": pytest.approx(12 / 2e3), "products": pytest.approx(8 / 2e3)}
+    assert split["profiled_ms"] == pytest.approx(25 / 2e3) and sum(split["busy_ms"].values()) <= split["profiled_ms"]
+    assert ["_combine_kernel", 0.5, pytest.approx(5e-3)] in split["top_kernels"]
+
+
+def test_every_kernel_of_the_package_has_its_kind():
+    sources = "".join(path.read_text() for path in Path(workload.__file__).parents[1].rglob("*.py"))
+    kernels = set(re.findall(r"@triton\.jit.*\ndef (\w+_kernel)\(", sources))
+    assert len(kernels) > 8
+    assert {name for name in kernels if workload._kind(name) == "other"} == {"_prepare_kernel"}
+
+
+def test_the_parts_of_a_step_on_the_clock():
+    llm = workload.LLM(workload.random_model(TINY, "cpu", torch.float32), num_blocks=64)
+    llm.engine.add_request([1, 2, 3], workload.SamplingParams(max_tokens=20, ignore_eos=True))
+    split = workload.clock_split(llm.engine, 5)
+    assert set(split["cpu_ms"]) == {"schedule", "launch", "collect", "update"}
+    assert 0 < split["cpu_ms"]["schedule"] and sum(split["cpu_ms"].values()) <= split["step_ms"]
+    assert llm.engine._launch == llm.runner.execute
+    llm.engine.reset()
 
 
 def test_the_peer_benchmark_records(tmp_path, monkeypatch, capsys):

@@ -139,6 +139,26 @@ def test_what_is_no_prompt_is_a_sentence(llm, prompts):
         llm.generate("a", 5, use_tqdm=False)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_step_without_memory_is_a_sentence_and_the_engine_goes_on(llm, stream, monkeypatch):
+    def full(batch):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(llm.engine, "_launch", full)
+    with pytest.raises(MemoryError, match="no room for a step of up to 2048 tokens beside a pool of 64 blocks .*Lower"):
+        list(llm.stream("abc", GREEDY)) if stream else llm.generate("abc", GREEDY, use_tqdm=False)
+    monkeypatch.undo()
+    assert not llm.engine.has_unfinished()
+    assert llm.generate("abc", GREEDY, use_tqdm=False)[0].finished
+
+
+def test_given_weights_stay_where_they_are(loaded):
+    assert LLM(loaded, num_blocks=8).runner.kv.data.device == loaded.decoder.embedding.device
+    loaded = Loaded(random_decoder(TINY_LLAMA, device="meta"), TINY_LLAMA, None, set(), 0)
+    with pytest.raises(ValueError, match="device is 'cpu' and the weights that were given lie on 'meta'"):
+        LLM(loaded, device="cpu", num_blocks=8)
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_an_interruption_leaves_the_engine_empty_and_usable(llm, error, monkeypatch):
     want = llm.generate(["abc", "xyz"], GREEDY, use_tqdm=False)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from test_llm import loaded  # noqa: F401 - a fixture
 
 from paged.__main__ import main
@@ -20,6 +21,33 @@ def test_generate_streams_and_tells_its_times(tiny, capsys):
     assert main(["generate", "hello", "--raw", "--max-tokens", "4", "--stats", "--num-blocks", "40"]) == 0
     out, err = capsys.readouterr()
     assert len(out.strip()) in (3, 4) and "ms" in err
+    assert err.startswith("ready after ") and "weights 0.0 s, pool 0.0 s" in err
+    assert main(["generate", "hello", "--raw", "--max-tokens", "4", "--num-blocks", "40", "--quiet"]) == 0
+    assert capsys.readouterr() == (out, "")
+
+
+def test_generate_takes_what_the_sentences_name(tiny, capsys):
+    argv = ["generate", "hello", "--raw", "--max-tokens", "4", "--max-model-len", "7", "--enforce-eager"]
+    assert main([*argv, "--gpu-memory-utilization", "0.5", "--attention-backend", "reference"]) == 2
+    assert "max_model_len is 7" in capsys.readouterr().err
+    for option in (["--gpu-memory-utilization", "2"], ["--max-num-batched-tokens", "0"], ["--max-num-seqs", "0"],
+                   ["--attention-backend", "fast"]):
+        assert main([*argv, *option]) == 2
+        assert f"{option[0][2:].replace('-', '_')} is " in capsys.readouterr().err
+
+
+def test_memory_that_runs_out_is_a_sentence(tiny, capsys, monkeypatch):
+    def full(self, batch):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr("paged.runner.ModelRunner.execute", full)
+    argv = ["generate", "hello", "--raw", "--max-tokens", "4", "--quiet", "--num-blocks", "40"]
+    assert main(argv) == 2
+    sentence = "paged: there is no room for a step of up to 2048 tokens beside a pool of 40 blocks (0.00 GiB)"
+    assert capsys.readouterr().err.startswith(sentence)
+    monkeypatch.setattr("paged.__main__._load", lambda args: full(None, None))
+    assert main(argv) == 2
+    assert capsys.readouterr().err.startswith("paged: CUDA out of memory. Tried to allocate 2.00 GiB. Free")
 
 
 def test_generate_reads_standard_input(tiny, capsys, monkeypatch):

@@ -9,6 +9,7 @@ import torch
 from huggingface_hub import errors
 from safetensors.torch import load_file, save_file
 from small_models import TINY_LLAMA, TINY_MODELS, TINY_QWEN2, huggingface_model, logits_of
+from tqdm import tqdm
 
 from paged.models.loader import load
 
@@ -224,6 +225,36 @@ def test_a_dtype_that_is_not_supported(saved, dtype):
 def test_a_gpu_that_is_not_there(saved):
     with pytest.raises(ValueError, match="sees no GPU"):
         load(saved("llama")[0], device="cuda")
+
+
+@pytest.mark.parametrize("device, words", [("cuda:99", "'cuda:99' was asked for and "), ("xpu", "device is 'xpu': cho"),
+                                           ("gpu", "device is 'gpu': choose"), (None, "device is None: choose")])
+def test_a_device_that_is_not_here(saved, device, words):
+    with pytest.raises(ValueError, match=words):
+        load(saved("llama")[0], device=device)
+
+
+@pytest.mark.parametrize("place", ["Decoder.pack", "_fill"])
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory."), MemoryError(),
+                                   RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to")])
+def test_weights_without_room_are_a_sentence(saved, monkeypatch, place, error):
+    def full(*args):
+        raise error
+
+    monkeypatch.setattr(f"paged.models.loader.{place}", full)
+    with pytest.raises(MemoryError, match="no room for 0.00 GiB of weights in float32: .* Choose a smaller model"):
+        load(saved("llama")[0])
+    monkeypatch.setattr(f"paged.models.loader.{place}", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        load(saved("llama")[0])
+
+
+def test_a_bar_shows_what_loads_slowly(saved, monkeypatch, capsys):
+    monkeypatch.setattr("paged.models.loader.tqdm", lambda *args, **kwargs: tqdm(*args, **kwargs | {"delay": 0}))
+    load(saved("llama")[0])
+    assert "Loading weights: 100%" in capsys.readouterr().err
+    load(saved("llama")[0], use_tqdm=False)
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.gpu

@@ -17,6 +17,13 @@ QWEN3_0_6B = ModelConfig("qwen3", vocab_size=151_936, hidden_size=1024, intermed
                          tie_word_embeddings=True, max_position_embeddings=40_960)
 
 
+def check_output(path: str | Path | None) -> None:
+    """Refuse (ValueError) a file that cannot be written, before anything is measured: a long run must not end in
+    a typing error."""
+    if path is not None and (not Path(path).parent.is_dir() or Path(path).is_dir()):
+        raise ValueError(f"{path} cannot be written: name a file in a directory that exists")
+
+
 def machine(command: str) -> dict:
     """Card, driver, versions, commit, date and command: the head of a record."""
     cuda = torch.cuda.is_available()

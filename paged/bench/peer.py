@@ -16,10 +16,12 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from paged.bench.common import machine
+from paged.bench.common import check_output, machine
 from paged.bench.workload import random_model, with_other_first_tokens
+from paged.checks import whole_number
 from paged.llm import LLM
 from paged.models.config import ModelConfig
+from paged.models.loader import use_device
 from paged.sampling import SamplingParams
 
 SMOLLM2 = ModelConfig("llama", vocab_size=49_152, hidden_size=576, intermediate_size=1536, num_layers=30, num_heads=9,
@@ -27,7 +29,7 @@ SMOLLM2 = ModelConfig("llama", vocab_size=49_152, hidden_size=576, intermediate_
                       max_position_embeddings=8192)
 
 
-def transformers_model(device: str, dtype: torch.dtype):
+def transformers_model(device: torch.device, dtype: torch.dtype):
     """The same shapes in transformers."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -43,17 +45,21 @@ def main(argv: list[str] | None = None) -> int:
     """Measure in turns, print the ratios, and write the record where --output says."""
     parser = argparse.ArgumentParser(prog="python -m paged bench peer", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 and so on, or auto (%(default)s)")
     parser.add_argument("--prompt", type=int, default=64, help="tokens of a prompt (%(default)s)")
     parser.add_argument("--tokens", type=int, default=64, help="tokens generated (%(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each (%(default)s)")
     parser.add_argument("--output", type=Path, help="JSON file to write")
     args = parser.parse_args(argv)
-    dtype = torch.float32 if args.device == "cpu" else torch.bfloat16
-    loaded = random_model(SMOLLM2, args.device, dtype)
+    for name in ("prompt", "tokens", "rounds"):
+        whole_number(f"--{name}", getattr(args, name), least=1)
+    check_output(args.output)
+    device = use_device(args.device)
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    loaded = random_model(SMOLLM2, device, dtype)
     loaded.decoder.pack()
-    llm = LLM(loaded, device=args.device, max_model_len=args.prompt + args.tokens)
-    theirs = transformers_model(args.device, dtype)
+    llm = LLM(loaded, max_model_len=args.prompt + args.tokens)
+    theirs = transformers_model(device, dtype)
     prompts = [[(31 * i + j) % 10_000 for j in range(args.prompt)] for i in range(8)]
     params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=args.tokens)
 
@@ -61,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
         llm.generate(with_other_first_tokens(prompts[:num_requests], 100 * round), params, use_tqdm=False)
 
     def generate(num_requests: int, round: int) -> None:
-        ids = torch.tensor(prompts[:num_requests], device=args.device)
+        ids = torch.tensor(prompts[:num_requests], device=device)
         theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=args.tokens,
                         min_new_tokens=args.tokens, do_sample=False, use_cache=True)
 

@@ -2,8 +2,8 @@
 
 The workload of nano-vllm's benchmark: 256 prompts of 100 to 1,024 random tokens, 100 to 1,024 generated tokens each,
 temperature 0.6, end-of-sequence ignored, on Qwen3-0.6B shapes with random weights. Beside it: 1, 8 and 32 requests at
-once, the time to the first token of a short prompt, how long decodes wait while long prompts arrive, and where the
-time of a decode step goes.
+once, the time to the first token of a short prompt, how long decodes wait while long prompts arrive, and, on a GPU,
+where the time of a decode step goes. On a CPU the defaults are smaller, and with --layers 2 it takes a minute or two.
 """
 
 from __future__ import annotations
@@ -13,17 +13,20 @@ import json
 import random
 import statistics
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
-from paged.bench.common import QWEN3_0_6B, machine
+from paged.bench.common import QWEN3_0_6B, check_output, machine
+from paged.checks import whole_number
+from paged.engine import Engine
 from paged.llm import LLM
 from paged.models.config import ModelConfig
 from paged.models.decoder import Decoder
-from paged.models.loader import Loaded
+from paged.models.loader import Loaded, room_for_weights, use_device
 from paged.sampling import SamplingParams
 from paged.startup import Speedups
 
@@ -32,9 +35,10 @@ ABLATIONS = {"everything": {}, "no narrow products": {"narrow_products": False},
              "no graphs": {"graphs": False}, "plain PyTorch kernels": {"fused": False}}
 
 
-def random_model(config: ModelConfig, device: str, dtype: torch.dtype) -> Loaded:
+def random_model(config: ModelConfig, device: str | torch.device, dtype: torch.dtype) -> Loaded:
     """Random weights, drawn on the device: what a benchmark needs of a model."""
-    decoder = Decoder(config, device, dtype)
+    with room_for_weights(config, torch.device(device), dtype):
+        decoder = Decoder(config, device, dtype)
     generator = torch.Generator(device).manual_seed(0)
     for weight in decoder.parameters():
         weight.normal_(std=0.02, generator=generator)
@@ -131,7 +135,10 @@ def gaps_while_prompts_arrive(llm: LLM, num_decoding: int = 16, prompt: int = 20
 
 
 def step_split(llm: LLM, num_requests: int, context: int, steps: int = 20) -> dict:
-    """Milliseconds a decode step spends in each kind of kernel, and between kernels, from PyTorch's profiler."""
+    """Milliseconds of a decode step: as the clock sees it, in the parts of the engine on the CPU, and in kernels.
+
+    Kernels come from PyTorch's profiler, in steps of their own (`kernel_split`); the clock runs without it.
+    """
     engine = llm.engine
     for i in range(num_requests):
         engine.add_request([(i * 11 + j) % VOCABULARY for j in range(context)],
@@ -139,36 +146,87 @@ def step_split(llm: LLM, num_requests: int, context: int, steps: int = 20) -> di
     while any(request.num_computed_tokens < request.num_prompt_tokens + 3 for request in
               engine.scheduler.running) or engine.scheduler.waiting:
         engine.step()
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(steps):
-        engine.step()
-    torch.cuda.synchronize()
-    wall = 1e3 * (time.perf_counter() - start) / steps
+    clock = clock_split(engine, steps)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(steps):
             engine.step()
         torch.cuda.synchronize()
     engine.reset()
-    split: dict[str, float] = {}
-    kernels: dict[str, list[float]] = {}
-    for event in profile.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            split[_kind(event.name)] = split.get(_kind(event.name), 0) + event.device_time / 1e3 / steps
-            entry = kernels.setdefault(event.name[:80], [0, 0])
-            entry[0] += 1 / steps
-            entry[1] += event.device_time / 1e3 / steps
-    top = sorted(kernels.items(), key=lambda item: -item[1][1])[:14]
-    return {"requests": num_requests, "context": context, "step_ms": wall, "kernels_ms": split,
+    return {"requests": num_requests, "context": context, **clock, **kernel_split(profile.events(), steps)}
+
+
+def clock_split(engine: Engine, steps: int) -> dict:
+    """Milliseconds of a step, and of it in the parts of the engine.
+
+    `collect` is mostly waiting for the GPU; the others are work of the CPU. It runs a step ahead: while it
+    schedules and launches one step, the GPU is at the one before, so that CPU and kernels do not add up.
+    """
+    parts = {"schedule": (engine.scheduler, "schedule"), "launch": (engine, "_launch"),
+             "collect": (engine, "_collect"), "update": (engine, "_update")}
+    originals = {name: getattr(*place) for name, place in parts.items()}
+    seconds = dict.fromkeys(parts, 0.0)
+
+    def timing(name):
+        def call(*args):
+            start = time.perf_counter()
+            result = originals[name](*args)
+            seconds[name] += time.perf_counter() - start
+            return result
+        return call
+
+    for name, place in parts.items():
+        setattr(*place, timing(name))
+    try:
+        _wait_for_gpu()
+        start = time.perf_counter()
+        for _ in range(steps):
+            engine.step()
+        _wait_for_gpu()
+        wall = time.perf_counter() - start
+    finally:
+        for name, place in parts.items():
+            setattr(*place, originals[name])
+    return {"step_ms": 1e3 * wall / steps, "cpu_ms": {name: 1e3 * part / steps for name, part in seconds.items()}}
+
+
+def _wait_for_gpu() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def kernel_split(events: Iterable, steps: int) -> dict:
+    """Milliseconds a step in each kind of kernel, from the events of a profile of so many steps.
+
+    A kernel may start while the one before it still runs, and wait: `kernels_ms` adds up what each lasted, and may
+    exceed the step. In `busy_ms` every instant counts once, for the kernel that began first, so that the sum is
+    the time the GPU was busy; `profiled_ms` is the time from the first kernel to the end of the last.
+    """
+    kernels = sorted((event.time_range.start, event.time_range.end, event.name) for event in events
+                     if event.device_type == torch.autograd.DeviceType.CUDA)
+    lasted: dict[str, float] = {}
+    busy: dict[str, float] = {}
+    by_name: dict[str, list[float]] = {}
+    reached = 0.0                                           # microseconds, as all times of the profiler
+    for start, end, name in kernels:
+        kind, ms = _kind(name), (end - start) / 1e3 / steps
+        lasted[kind] = lasted.get(kind, 0) + ms
+        busy[kind] = busy.get(kind, 0) + max(0.0, end - max(start, reached)) / 1e3 / steps
+        reached = max(reached, end)
+        entry = by_name.setdefault(name[:80], [0, 0])
+        entry[0] += 1 / steps
+        entry[1] += ms
+    top = sorted(by_name.items(), key=lambda item: -item[1][1])[:14]
+    return {"kernels_ms": lasted, "busy_ms": busy, "profiled_ms": (reached - kernels[0][0]) / 1e3 / steps,
             "top_kernels": [[name, *numbers] for name, numbers in top]}
 
 
 def _kind(name: str) -> str:
     """Which part of a step a kernel belongs to, by its name."""
-    for kind, words in {"attention": ("_decode_kernel", "_combine_kernel", "_prefill_kernel", "flash", "fmha"),
-                        "sampling": ("_best_of",), "copies": ("Memcpy", "Memset"),
-                        "norm, rotary, store, activation": ("_add_rms_norm", "_rotate_and_store", "_silu_mul"),
-                        "products": ("_narrow_product", "gemm", "gemv", "nvjet", "cutlass", "splitK", "cublas"),
+    for kind, words in {"attention": ("_decode_kernel", "_combine_kernel", "_prefill_kernel", "flash", "Flash", "fmha"),
+                        "sampling": ("_weigh_slices", "_draw", "_best_of"), "copies": ("Memcpy", "Memset"),
+                        "norm, rotary, store, activation": ("_add_rms_norm", "_store_kernel", "_silu_mul"),
+                        "products": ("_product_kernel", "_qkv_kernel", "gemm", "gemv", "nvjet", "cutlass", "splitK",
+                                     "cublas"),
                         }.items():
         if any(word in name for word in words):
             return kind
@@ -179,33 +237,45 @@ def main(argv: list[str] | None = None) -> int:
     """Measure, print a summary, and write the record where --output says."""
     parser = argparse.ArgumentParser(prog="python -m paged bench workload", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 and so on, or auto (%(default)s)")
     parser.add_argument("--block-size", type=int, default=16, help="tokens a block (%(default)s)")
     parser.add_argument("--budget", type=int, default=8192, help="tokens of a step (%(default)s)")
     parser.add_argument("--latency-budget", type=int, default=256,
                         help="tokens of a step where decodes must not wait (%(default)s)")
     parser.add_argument("--layers", type=int, default=28, help="layers of the model (%(default)s)")
-    parser.add_argument("--requests", type=int, default=256, help="requests of the workload (%(default)s)")
+    parser.add_argument("--requests", type=int, help="requests of the workload (256; on a CPU 4)")
+    parser.add_argument("--longest", type=int, help="tokens of its longest prompts and answers (1024; on a CPU 64)")
+    parser.add_argument("--tokens", type=int, help="tokens of each of 1, 8 and 32 requests at once (512; on a CPU 8)")
     parser.add_argument("--ablations", action="store_true", help="also with each speed-up switched off")
     parser.add_argument("--output", type=Path, help="JSON file to write")
     args = parser.parse_args(argv)
+    device = use_device(args.device)
+    on_gpu = device.type == "cuda"
+    for name, default in {"requests": 256 if on_gpu else 4, "longest": 1024 if on_gpu else 64,
+                          "tokens": 512 if on_gpu else 8}.items():
+        if getattr(args, name) is None:
+            setattr(args, name, default)
+    for name in ("block_size", "budget", "latency_budget", "layers", "requests", "longest", "tokens"):
+        whole_number("--" + name.replace("_", "-"), getattr(args, name), least=1)
+    check_output(args.output)
     record = machine("python -m paged bench workload" + (" --ablations" if args.ablations else ""))
-    on_gpu = args.device != "cpu"
     dtype = torch.bfloat16 if on_gpu else torch.float32
-    loaded = random_model(replace(QWEN3_0_6B, num_layers=args.layers), args.device, dtype)
-    record |= {"model": f"Qwen3-0.6B shapes, {args.layers} layers, random weights", "dtype": str(dtype)[6:]}
-    prompts, params = workload(args.requests)
+    loaded = random_model(replace(QWEN3_0_6B, num_layers=args.layers), device, dtype)
+    record |= {"model": f"Qwen3-0.6B shapes, {args.layers} layers, random weights", "dtype": str(dtype)[6:],
+               "longest": args.longest, "at_once_tokens": args.tokens}
+    prompts, params = workload(args.requests, min(100, (args.longest + 3) // 4), args.longest)
     record["input_tokens"] = sum(map(len, prompts))
     record["output_tokens"] = sum(p.max_tokens for p in params)
 
     def engine(budget: int, **switched_off) -> LLM:
         start = time.perf_counter()
-        llm = LLM(loaded, device=args.device, block_size=args.block_size, max_num_batched_tokens=budget,
-                  max_model_len=4096, speedups=Speedups(**switched_off))
+        llm = LLM(loaded, block_size=args.block_size, max_num_batched_tokens=budget,
+                  max_model_len=max(4096, 2 * args.longest + 200), speedups=Speedups(**switched_off))
         record.setdefault("start_up_s", []).append(time.perf_counter() - start)
+        record.setdefault("start_up_phases_s", []).append(llm.start_up)
         return llm
 
-    jobs = tqdm(total=8 + len(ABLATIONS) * args.ablations, desc="Measuring", dynamic_ncols=True)
+    jobs = tqdm(total=7 + on_gpu + len(ABLATIONS) * args.ablations, desc="Measuring", dynamic_ncols=True)
 
     def done(name: str, value, summary: str) -> None:
         record[name] = value
@@ -218,7 +288,7 @@ def main(argv: list[str] | None = None) -> int:
     if llm.budget is not None:
         record["budget"] = {**vars(llm.budget), "num_blocks": llm.budget.num_blocks}
     for n in (1, 8, 32):
-        result = at_once(llm, n, 512)
+        result = at_once(llm, n, args.tokens)
         done(f"at_once_{n}", result, f"{result['tokens_per_s'][-1]:,.0f} tokens/s")
     result = time_to_first_token(llm)
     done("time_to_first_token_ms", result, f"{statistics.median(result):.2f} ms, median")
@@ -231,17 +301,18 @@ def main(argv: list[str] | None = None) -> int:
         done("step_split", splits, "\n".join(json.dumps(split) for split in splits))
     del llm
     llm = engine(args.latency_budget)
-    result = gaps_while_prompts_arrive(llm)
+    result = gaps_while_prompts_arrive(llm, prompt=2 * args.longest)
     done("gaps", result, f"longest {result['longest_ms']:.2f} ms, median {result['median_ms']:.2f} ms")
     del llm
     if args.ablations:
-        some, short = prompts[:args.requests // 2], SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=128)
+        some = prompts[:max(1, args.requests // 2)]
+        short = SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=min(128, args.tokens))
         record["ablations"] = {}
         for name, switched_off in ABLATIONS.items():
             llm = engine(args.budget, **switched_off)
             entry = {"requests": len(some), "max_tokens": short.max_tokens,
                      "tokens_per_s": tokens_per_second(llm, some, short),
-                     "one_tokens_per_s": at_once(llm, 1, 128)["tokens_per_s"]}
+                     "one_tokens_per_s": at_once(llm, 1, short.max_tokens)["tokens_per_s"]}
             record["ablations"][name] = entry
             del llm
             done("ablations", record["ablations"], f"{name}: {entry['tokens_per_s'][-1]:,.0f} tokens/s, one request "

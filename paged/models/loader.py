@@ -7,13 +7,15 @@ tensor the decoder has must arrive, and every tensor of the checkpoint must have
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
+from paged.memory import GiB
 from paged.models import config as configs
 from paged.models.config import ModelConfig
 from paged.models.decoder import Decoder
@@ -38,52 +40,111 @@ class Loaded:
     num_weights: int  # tensors that were read from the checkpoint
 
 
-def load(model: str, device: str | torch.device = "cpu", dtype: str | torch.dtype = "auto") -> Loaded:
+def load(model: str, device: str | torch.device = "cpu", dtype: str | torch.dtype = "auto",
+         use_tqdm: bool = True) -> Loaded:
     """Load `model`: "default", a Hugging Face directory, a .gguf file, or the id of a model on the Hub.
 
     dtype "auto" is float32 on the CPU and the checkpoint's own elsewhere (bfloat16 where it names none, and
-    for GGUF files). Raises FileNotFoundError for what is not there, ValueError for what cannot be run, and
-    ConnectionError where a network is needed and missing.
+    for GGUF files); use_tqdm shows a bar when loading takes longer than a second. Raises FileNotFoundError for
+    what is not there, ValueError for what cannot be run, MemoryError for what has no room, and ConnectionError
+    where a network is needed and missing.
     """
     if not isinstance(model, (str, Path)):
         raise ValueError(f"The model is {model!r}: give a Hugging Face directory, a .gguf file, a Hub id or "
                          "'default'.")
-    device = torch.device(device)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"The device {str(device)!r} was asked for and PyTorch sees no GPU: use 'cpu'.")
+    device = use_device(device)
     if model == "default":
-        return _load_gguf(default_model(), device, dtype)
+        return _load_gguf(default_model(), device, dtype, use_tqdm)
     path = Path(model).expanduser()
     if path.is_file():
         if path.suffix != ".gguf":
             raise ValueError(f"{model} is a file, and not a .gguf file; name the directory of the model.")
-        return _load_gguf(path, device, dtype)
+        return _load_gguf(path, device, dtype, use_tqdm)
     if not model or not path.is_dir():
         path = _download(str(model))
-    return _load_directory(path, device, dtype)
+    return _load_directory(path, device, dtype, use_tqdm)
 
 
-def _load_gguf(path: Path, device: torch.device, dtype: str | torch.dtype) -> Loaded:
+def use_device(device: str | torch.device) -> torch.device:
+    """The device of that name ("auto": a GPU where there is one); a GPU with a number becomes the current one.
+
+    Raises ValueError, with what there is to choose from, for a device that is not here.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        found = None
+    if found is None or found.type not in ("cpu", "cuda"):
+        raise ValueError(f"device is {device!r}: choose cpu, cuda, cuda:1 and so on, or auto")
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"The device {str(found)!r} was asked for and PyTorch sees no GPU: use 'cpu'.")
+    if found.type == "cuda" and found.index is not None:
+        last = torch.cuda.device_count() - 1
+        if found.index > last:
+            raise ValueError(f"The device {str(found)!r} was asked for and the last GPU that PyTorch sees is "
+                             f"'cuda:{last}': use that one, or one before it.")
+        torch.cuda.set_device(found)                       # for kernels, graphs, events and what they allocate
+    return found
+
+
+@contextmanager
+def enough_memory(what: str, way_out: str, device: torch.device) -> Iterator[None]:
+    """Where memory runs out inside, raise MemoryError: for what there is no room, what is free, the way out."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        raise MemoryError(f"there is no room for {what}: {free_memory(device)}. {way_out}") from error
+
+
+def room_for_weights(config: ModelConfig, device: torch.device, dtype: torch.dtype):
+    """`enough_memory` for the weights of a model."""
+    size = sum(weight.nbytes for weight in Decoder(config, "meta", dtype).parameters())
+    return enough_memory(f"{size / GiB:.2f} GiB of weights in {str(dtype).removeprefix('torch.')}",
+                         "Choose a smaller model or a narrower dtype, or free the device", device)
+
+
+def free_memory(device: torch.device) -> str:
+    """What is free on a device, for a sentence."""
+    if device.type != "cuda":
+        return f"that much is not free on {device}"
+    free, total = torch.cuda.mem_get_info(device)
+    return f"{free / GiB:.2f} of {total / GiB:.2f} GiB are free on {device}"
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether this is how PyTorch, cuBLAS, Triton or the CPU say that memory ran out, or follows from it."""
+    words = ("out of memory", "ALLOC_FAILED", "can't allocate memory")
+    while error is not None:
+        if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(word in str(error) for word in words):
+            return True
+        error = error.__context__
+    return False
+
+
+def _load_gguf(path: Path, device: torch.device, dtype: str | torch.dtype, use_tqdm: bool) -> Loaded:
     from paged.models.gguf_file import GGUFFile  # only here: other checkpoints do not need the gguf library
 
     file = GGUFFile(path)
     config = configs.from_gguf(file.fields, file.names)
-    decoder = Decoder(config, device, _dtype(dtype, device, "bfloat16"))
-    count = _fill(decoder, file.tensors(config), path)
+    decoder, count = _decoder(config, device, _dtype(dtype, device, "bfloat16"), file.tensors(config), path, use_tqdm)
     divisors = file.rotary_divisors()
     if divisors is not None:
         decoder.frequencies /= divisors.to(device)
     ends = (f"tokenizer.ggml.{kind}_token_id" for kind in ("eos", "eot", "eom"))
     eos_token_ids = {file.fields[name] for name in ends if name in file.fields}
-    return Loaded(decoder.pack(), config, Tokenizer.from_gguf(file.fields), eos_token_ids, count)
+    return Loaded(decoder, config, Tokenizer.from_gguf(file.fields), eos_token_ids, count)
 
 
-def _load_directory(path: Path, device: torch.device, dtype: str | torch.dtype) -> Loaded:
+def _load_directory(path: Path, device: torch.device, dtype: str | torch.dtype, use_tqdm: bool) -> Loaded:
     raw = read_json(path / "config.json", needed=True)
     config = configs.from_huggingface(raw)
     readers = _safetensors(path)
-    decoder = Decoder(config, device, _dtype(dtype, device, raw.get("dtype") or raw.get("torch_dtype")))
-    count = _fill(decoder, readers, path)
+    dtype = _dtype(dtype, device, raw.get("dtype") or raw.get("torch_dtype"))
+    decoder, count = _decoder(config, device, dtype, readers, path, use_tqdm)
     tokenizer = Tokenizer.from_directory(path)
     eos = read_json(path / "generation_config.json").get("eos_token_id", raw.get("eos_token_id"))
     eos_token_ids = set(eos) if isinstance(eos, list) else {eos}
@@ -91,10 +152,19 @@ def _load_directory(path: Path, device: torch.device, dtype: str | torch.dtype) 
         raise ValueError(f"The eos_token_id of {path} is {eos!r}: it must be a token id or a list of them.")
     if tokenizer is not None:
         eos_token_ids.add(tokenizer.eos_token_id)
-    return Loaded(decoder.pack(), config, tokenizer, eos_token_ids - {None}, count)
+    return Loaded(decoder, config, tokenizer, eos_token_ids - {None}, count)
 
 
-def _fill(decoder: Decoder, readers: Readers, source: Path) -> int:
+def _decoder(config: ModelConfig, device: torch.device, dtype: torch.dtype, readers: Readers, source: Path,
+             use_tqdm: bool) -> tuple[Decoder, int]:
+    """A decoder with the weights that are read, and their number."""
+    with room_for_weights(config, device, dtype):
+        decoder = Decoder(config, device, dtype)
+        count = _fill(decoder, readers, source, use_tqdm)
+        return decoder.pack(), count
+
+
+def _fill(decoder: Decoder, readers: Readers, source: Path, use_tqdm: bool) -> int:
     """Copy every tensor to its place. Names are compared first, so that a wrong checkpoint fails at once."""
     places = decoder.checkpoint_tensors()
     unused = [name for name in readers if name not in places and not _is_redundant(name, decoder.config)]
@@ -106,7 +176,8 @@ def _fill(decoder: Decoder, readers: Readers, source: Path) -> int:
         raise ValueError(f"The checkpoint {source} holds {len(unused)} tensors too many for a "
                          f"{decoder.config.architecture} model ({_some(unused)}): its config belongs to "
                          "another model.")
-    for name, place in tqdm(places.items(), desc="Loading weights", unit="tensor", delay=10, leave=False):
+    for name, place in tqdm(places.items(), desc="Loading weights", unit="tensor", delay=1, disable=not use_tqdm,
+                            dynamic_ncols=True):
         tensor = readers[name]()
         if tensor.shape != place.shape:
             raise ValueError(f"{name} in {source} has shape {list(tensor.shape)}, and the config asks for "
