@@ -1,8 +1,7 @@
 """The decoder's small operations as Triton kernels: one pass over memory each, where PyTorch takes several.
 
-    add_rms_norm       residual += x, then its RMSNorm
-    rotate_and_store   per-head RMSNorm, rotary embedding, and K and V straight into their slots
-    silu_mul           silu(gate) × up
+    rotate_and_store   the norm's scale, per-head RMSNorm, rotary embedding, and K and V straight into their slots
+    silu_mul           the norm's scale, silu(gate) × up
     sample             softmax and draw over the vocabulary: one pass, one random number a row, no sort
     prepare            what a step reads, from what stays on the GPU: token ids, slots, block tables
 
@@ -39,40 +38,20 @@ def starts_early(device: torch.device) -> bool:
 
 
 @triton.jit
-def _add_rms_norm_kernel(x_ptr, residual_ptr, weight_ptr, out_ptr, eps, WIDTH: tl.constexpr,
-                         PADDED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, PADDED)
-    inside = column < WIDTH
-    at = row * WIDTH + column
-    weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
-    _start_early(EARLY)
-    x = tl.load(residual_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    if ADD:
-        x += tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        x = x.to(residual_ptr.dtype.element_ty)            # the norm sees what the next layer will see
-        tl.store(residual_ptr + at, x, mask=inside)
-        x = x.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(x * x, 0) / WIDTH + eps)
-    tl.store(out_ptr + at, (x * scale * weight).to(out_ptr.dtype.element_ty), mask=inside)
-
-
-def add_rms_norm(x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Add x to residual in place (unless x is None) and return the RMSNorm of the sum; all [tokens, hidden]."""
-    width = residual.shape[1]
-    out = torch.empty_like(residual)
-    _add_rms_norm_kernel[len(residual),](residual if x is None else x, residual, weight, out, eps, WIDTH=width,
-                                         PADDED=triton.next_power_of_2(width), ADD=x is not None,
-                                         num_warps=4 if width <= 2048 else 8, **_launch(starts_early(out.device)))
-    return out
+def _norm_scale(x_ptr, row, eps, WIDTH: tl.constexpr, PADDED_WIDTH: tl.constexpr):
+    """1 / root mean square of a row of x: all of an RMSNorm whose weight is in the matrix that follows."""
+    column = tl.arange(0, PADDED_WIDTH)
+    x = tl.load(x_ptr + row * WIDTH + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    return tl.rsqrt(tl.sum(x * x, 0) / WIDTH + eps)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
-def _rotate_and_store_kernel(qkv_ptr, positions_ptr, slots_ptr, rotation_ptr, q_norm_ptr, k_norm_ptr,
+def _rotate_and_store_kernel(qkv_ptr, x_ptr, bias_ptr, positions_ptr, slots_ptr, rotation_ptr, q_norm_ptr, k_norm_ptr,
                              k_cache_ptr, v_cache_ptr, eps, num_tokens, k_block, k_row,
                              NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
                              BLOCK_SIZE: tl.constexpr, NORM: tl.constexpr, HEADS: tl.constexpr,
-                             PADDED_DIM: tl.constexpr, EARLY: tl.constexpr):
+                             PADDED_DIM: tl.constexpr, SCALE: tl.constexpr, BIAS: tl.constexpr, WIDTH: tl.constexpr,
+                             PADDED_WIDTH: tl.constexpr, EARLY: tl.constexpr):
     # The heads of a token lie in a row, | q 0 … | k 0 … | v 0 … |; a program takes HEADS of them.
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
@@ -100,6 +79,14 @@ def _rotate_and_store_kernel(qkv_ptr, positions_ptr, slots_ptr, rotation_ptr, q_
     row = qkv_ptr + (token * all_heads + head)[:, None] * HEAD_DIM
     x = tl.load(row + dim[None, :], mask=inside, other=0.0).to(tl.float32)
     y = tl.load(row + partner[None, :], mask=inside, other=0.0).to(tl.float32)
+    if SCALE:
+        factor = _norm_scale(x_ptr, token, eps, WIDTH, PADDED_WIDTH)
+        x *= factor
+        y *= factor
+    if BIAS:
+        bias = bias_ptr + head[:, None] * HEAD_DIM
+        x += tl.load(bias + dim[None, :], mask=inside, other=0.0).to(tl.float32)
+        y += tl.load(bias + partner[None, :], mask=inside, other=0.0).to(tl.float32)
     value = x
     if NORM:
         scale = tl.rsqrt(tl.sum(x * x, 1) / HEAD_DIM + eps)[:, None]
@@ -118,15 +105,19 @@ def _rotate_and_store_kernel(qkv_ptr, positions_ptr, slots_ptr, rotation_ptr, q_
     tl.store(v_cache_ptr + at, result, mask=inside & is_v)
 
 
-def rotate_and_store(qkv: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, rotation: torch.Tensor,
-                     q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, eps: float,
-                     k_cache: torch.Tensor, v_cache: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """Norm (where there are weights) and turn Q and K, write K and V to their slots; returns Q.
+def rotate_and_store(qkv: torch.Tensor, x: torch.Tensor | None, bias: torch.Tensor | None, positions: torch.Tensor,
+                     slots: torch.Tensor, rotation: torch.Tensor, q_norm: torch.Tensor | None,
+                     k_norm: torch.Tensor | None, eps: float, k_cache: torch.Tensor, v_cache: torch.Tensor,
+                     num_heads: int) -> torch.Tensor:
+    """Finish Q, K and V of the product `qkv`, turn Q and K, and write K and V to their slots; returns Q.
 
     Args:
         qkv: [tokens, (num_heads + 2 num_kv_heads) × head_dim], contiguous; its Q part is overwritten.
+        x: [tokens, hidden], contiguous; where given, qkv is multiplied by the scale of its RMSNorm.
+        bias: that of the product, or None.
         positions, slots: [tokens]; −1 for padding, which writes nothing.
         rotation: [max positions, head_dim] in float32, cosines then sines (`rotation_table`).
+        q_norm, k_norm: weights of a norm of each head, or None.
         k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim] of this layer, strides alike.
 
     Returns a view [tokens, num_heads, head_dim] of qkv.
@@ -135,11 +126,11 @@ def rotate_and_store(qkv: torch.Tensor, positions: torch.Tensor, slots: torch.Te
     num_tokens, all_heads = len(qkv), num_heads + 2 * num_kv_heads
     heads, warps = (4, 1) if num_tokens < 64 else (8, 4) if num_tokens < 1024 else (8, 1)
     _rotate_and_store_kernel[num_tokens, triton.cdiv(all_heads, heads)](
-        qkv, positions, slots, rotation, qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm,
-        k_cache, v_cache, eps, num_tokens, *k_cache.stride()[:2], NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads,
-        HEAD_DIM=head_dim, BLOCK_SIZE=block_size, NORM=q_norm is not None, HEADS=heads,
-        PADDED_DIM=triton.next_power_of_2(head_dim), num_warps=warps,
-        **_launch(starts_early(qkv.device)))
+        qkv, qkv if x is None else x, qkv if bias is None else bias, positions, slots, rotation,
+        qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm, k_cache, v_cache, eps, num_tokens,
+        *k_cache.stride()[:2], NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size, NORM=q_norm is not None, HEADS=heads, PADDED_DIM=triton.next_power_of_2(head_dim),
+        BIAS=bias is not None, num_warps=warps, **_scaled_by(x), **_launch(starts_early(qkv.device)))
     return qkv.view(num_tokens, all_heads, head_dim)[:, :num_heads]
 
 
@@ -150,25 +141,41 @@ def rotation_table(frequencies: torch.Tensor, max_positions: int) -> torch.Tenso
 
 
 @triton.jit
-def _silu_mul_kernel(gate_up_ptr, out_ptr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr):
+def _silu_mul_kernel(gate_up_ptr, x_ptr, out_ptr, eps, NUM_OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr,
+                     SCALE: tl.constexpr, WIDTH: tl.constexpr, PADDED_WIDTH: tl.constexpr, EARLY: tl.constexpr):
     _start_early(EARLY)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = column < WIDTH
-    gate = tl.load(gate_up_ptr + row * 2 * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(gate_up_ptr + row * 2 * WIDTH + WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+    inside = column < NUM_OUTPUTS
+    at = gate_up_ptr + row * 2 * NUM_OUTPUTS + column
+    gate = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(at + NUM_OUTPUTS, mask=inside, other=0.0).to(tl.float32)
+    if SCALE:
+        factor = _norm_scale(x_ptr, row, eps, WIDTH, PADDED_WIDTH)
+        gate *= factor
+        up *= factor
     out = gate / (1 + tl.exp(-gate)) * up
-    tl.store(out_ptr + row * WIDTH + column, out.to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(out_ptr + row * NUM_OUTPUTS + column, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) × up of [tokens, 2 × width], gate in the first half; returns [tokens, width]."""
-    num_tokens, width = len(gate_up), gate_up.shape[1] // 2
-    out = torch.empty(num_tokens, width, dtype=gate_up.dtype, device=gate_up.device)
-    columns = min(1024, triton.next_power_of_2(width))
-    _silu_mul_kernel[num_tokens, triton.cdiv(width, columns)](gate_up, out, WIDTH=width, COLUMNS=columns,
-                                                                  **_launch(starts_early(out.device)))
+def silu_mul(gate_up: torch.Tensor, x: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """silu(gate) × up of [tokens, 2 × outputs], gate in the first half; returns [tokens, outputs].
+
+    x: [tokens, hidden], contiguous; where given, gate and up are first multiplied by the scale of its RMSNorm.
+    """
+    num_tokens, outputs = len(gate_up), gate_up.shape[1] // 2
+    out = torch.empty(num_tokens, outputs, dtype=gate_up.dtype, device=gate_up.device)
+    columns = min(1024, triton.next_power_of_2(outputs))
+    _silu_mul_kernel[num_tokens, triton.cdiv(outputs, columns)](
+        gate_up, gate_up if x is None else x, out, eps, NUM_OUTPUTS=outputs, COLUMNS=columns, **_scaled_by(x),
+        **_launch(starts_early(out.device)))
     return out
+
+
+def _scaled_by(x: torch.Tensor | None) -> dict:
+    """Constants of a kernel that multiplies by the scale of x's RMSNorm, or does not."""
+    width = 1 if x is None else x.shape[1]
+    return {"SCALE": x is not None, "WIDTH": width, "PADDED_WIDTH": triton.next_power_of_2(width)}
 
 
 @triton.jit

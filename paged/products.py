@@ -6,10 +6,11 @@ they ride along with the products:
 
     qkv_product    [scale] ► product ► per-head RMSNorm ► rotary embedding ► q, and K and V into their slots
     product        [scale] ► product ► silu(gate) × up
-    product                  product ► + residual ► x, x × norm weight, sums of squares
+    product                  product ► + residual ► x and its sums of squares
 
-An RMSNorm is cut in two for that: its weight is applied where x is written, its scale, which needs all of x, where
-the next product reads it: (x × weight) @ W.T × scale, the sums of squares coming in parts, one a program.
+The weight of an RMSNorm is in the matrix that follows it (`models/fused_decoder.py`); what is left of the norm is one
+factor a token, and a factor may as well be applied behind the product: norm(x) @ W.T = (x @ W.T) × scale. The scale
+needs all of x: every program that writes a part of x leaves the sum of its squares.
 
 A program owns a tile [OUTPUTS, TOKENS] of outputs: rows of the weight times tokens, so that a few tokens are the
 narrow side of the matrix instruction. Where that makes too few programs to fill the card, SPLIT of them share a tile,
@@ -83,7 +84,7 @@ def _accumulate(x_ptr, weight_ptr, row, second_row, real, token, valid, partial_
 
 
 @triton.jit
-def _norm_scale(squares_ptr, token, valid, eps, WIDTH: tl.constexpr, PARTS: tl.constexpr, PADDED: tl.constexpr):
+def _scale(squares_ptr, token, valid, eps, WIDTH: tl.constexpr, PARTS: tl.constexpr, PADDED: tl.constexpr):
     """1 / root mean square of each token, [TOKENS], from the parts of its sum of squares."""
     part = tl.arange(0, PADDED)
     squares = tl.load(squares_ptr + token[:, None] * PARTS + part[None, :],
@@ -92,8 +93,8 @@ def _norm_scale(squares_ptr, token, valid, eps, WIDTH: tl.constexpr, PARTS: tl.c
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
-def _product_kernel(x_ptr, weight_ptr, squares_ptr, residual_ptr, norm_ptr, out_ptr, normed_ptr, out_squares_ptr,
-                    partial_ptr, counter_ptr, eps, num_tokens, NUM_OUTPUTS: tl.constexpr, SCALE: tl.constexpr,
+def _product_kernel(x_ptr, weight_ptr, squares_ptr, residual_ptr, out_ptr, out_squares_ptr, partial_ptr,
+                    counter_ptr, eps, num_tokens, NUM_OUTPUTS: tl.constexpr, SCALE: tl.constexpr,
                     PARTS: tl.constexpr, PADDED_PARTS: tl.constexpr, SILU: tl.constexpr, RESIDUAL: tl.constexpr,
                     OUTPUTS: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
                     SPLIT: tl.constexpr, EARLY: tl.constexpr):
@@ -105,9 +106,8 @@ def _product_kernel(x_ptr, weight_ptr, squares_ptr, residual_ptr, norm_ptr, out_
     _start_early(EARLY)
     if RESIDUAL:
         residual = tl.load(residual_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        norm = tl.load(norm_ptr + output, mask=real, other=0.0).to(tl.float32)
     if SCALE:
-        scale = _norm_scale(squares_ptr, token, valid, eps, WIDTH, PARTS, PADDED_PARTS)[None, :]
+        scale = _scale(squares_ptr, token, valid, eps, WIDTH, PARTS, PADDED_PARTS)[None, :]
     EVEN: tl.constexpr = NUM_OUTPUTS % OUTPUTS == 0 and WIDTH % (SPLIT * COLUMNS) == 0
     acc, up, whole = _accumulate(x_ptr, weight_ptr, output, output + NUM_OUTPUTS, real, token, valid, partial_ptr,
                                  counter_ptr, WIDTH, COLUMNS, SPLIT, SILU, EVEN)
@@ -120,18 +120,17 @@ def _product_kernel(x_ptr, weight_ptr, squares_ptr, residual_ptr, norm_ptr, out_
             acc = acc / (1 + tl.exp(-acc)) * up
         if RESIDUAL:
             acc = (acc + residual).to(out_ptr.dtype.element_ty).to(tl.float32)
-            tl.store(normed_ptr + at, (acc * norm[:, None]).to(out_ptr.dtype.element_ty), mask=inside)
             squares = tl.sum(tl.where(inside, acc * acc, 0.0), 0)
             tl.store(out_squares_ptr + token * tl.num_programs(0) + tl.program_id(0), squares, mask=valid)
         tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
-def _qkv_kernel(x_ptr, weight_ptr, squares_ptr, positions_ptr, slots_ptr, rotation_ptr, q_norm_ptr, k_norm_ptr,
+def _qkv_kernel(x_ptr, weight_ptr, squares_ptr, bias_ptr, positions_ptr, slots_ptr, rotation_ptr, q_norm_ptr, k_norm_ptr,
                 q_ptr, k_cache_ptr, v_cache_ptr, partial_ptr, counter_ptr, eps, num_tokens, k_block, k_row,
                 NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-                BLOCK_SIZE: tl.constexpr, NORM: tl.constexpr, SCALE: tl.constexpr, PARTS: tl.constexpr,
-                PADDED_PARTS: tl.constexpr, HALF: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
+                BLOCK_SIZE: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr,
+                PARTS: tl.constexpr, PADDED_PARTS: tl.constexpr, HALF: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
                 WIDTH: tl.constexpr, SPLIT: tl.constexpr, EARLY: tl.constexpr):
     # A program owns one head, q 0 … | k 0 … | v 0 …: its first and second half, which rotary turns together.
     head = tl.program_id(0)
@@ -144,7 +143,7 @@ def _qkv_kernel(x_ptr, weight_ptr, squares_ptr, positions_ptr, slots_ptr, rotati
     valid = position >= 0                                   # neither padding nor past the end
     _start_early(EARLY)
     if SCALE:
-        scale = _norm_scale(squares_ptr, token, valid, eps, WIDTH, PARTS, PADDED_PARTS)[None, :]
+        scale = _scale(squares_ptr, token, valid, eps, WIDTH, PARTS, PADDED_PARTS)[None, :]
     EVEN: tl.constexpr = HALF == half and WIDTH % (SPLIT * COLUMNS) == 0
     first, second, whole = _accumulate(x_ptr, weight_ptr, head * HEAD_DIM + dim, head * HEAD_DIM + half + dim, real,
                                        token, valid, partial_ptr, counter_ptr, WIDTH, COLUMNS, SPLIT, True, EVEN)
@@ -154,6 +153,10 @@ def _qkv_kernel(x_ptr, weight_ptr, squares_ptr, positions_ptr, slots_ptr, rotati
         if SCALE:
             first *= scale
             second *= scale
+        if BIAS:
+            bias = bias_ptr + head * HEAD_DIM + dim
+            first += tl.load(bias, mask=real, other=0.0).to(tl.float32)[:, None]
+            second += tl.load(bias + half, mask=real, other=0.0).to(tl.float32)[:, None]
         if head < NUM_HEADS + NUM_KV_HEADS:
             if NORM:
                 norm_ptr = q_norm_ptr if head < NUM_HEADS else k_norm_ptr
@@ -204,34 +207,33 @@ def _shared(kind: str, x: torch.Tensor, outputs: int, squares: torch.Tensor | No
     return grid, torch.empty(size, dtype=torch.float32, device=x.device), _counters(x.device), constants
 
 
-def product(x: torch.Tensor, weight: torch.Tensor, eps: float, squares: torch.Tensor | None = None,
-            residual: torch.Tensor | None = None, norm: torch.Tensor | None = None, silu: bool = False):
-    """x @ weight.T, scaled by the norm that `squares` belong to; then silu-and-mul, or the residual added.
+def product(x: torch.Tensor, weight: torch.Tensor, eps: float = 0.0, squares: torch.Tensor | None = None,
+            residual: torch.Tensor | None = None, silu: bool = False):
+    """x @ weight.T, scaled by the RMSNorm that `squares` belong to; then silu-and-mul, or the residual added.
 
     Args:
-        x: [tokens, width], contiguous; where squares are given, already multiplied by the norm's weight.
+        x: [tokens, width], contiguous.
         weight: [outputs, width], or with silu [2 × outputs, width], gate rows first.
-        squares: [tokens, parts], float32; the sums of squares of the x before that.
-        residual, norm: [tokens, outputs] to be added, and the weight [outputs] of the norm that follows.
+        squares: [tokens, parts], float32; the parts of the sum of squares of each token of x.
+        residual: [tokens, outputs], contiguous.
 
-    Returns [tokens, outputs]; with a residual the sum, the sum times norm, and its squares [tokens, parts].
+    Returns [tokens, outputs]; with a residual also the squares of that, [tokens, parts].
     """
     num_tokens, outputs = len(x), len(weight) // 2 if silu else len(weight)
     tiles = triton.cdiv(outputs, 64)
     kind = "silu" if silu else "plain" if residual is None else "residual"
     grid, partial, counters, constants = _shared(kind, x, 64, squares, tiles, silu)
     out = torch.empty(num_tokens, outputs, dtype=x.dtype, device=x.device)
-    normed = x if residual is None else torch.empty_like(out)
     out_squares = partial if residual is None else torch.empty(num_tokens, tiles, dtype=torch.float32, device=x.device)
-    _product_kernel[grid](x, weight, x if squares is None else squares, x if residual is None else residual,
-                          x if norm is None else norm, out, normed, out_squares, partial, counters, eps, num_tokens,
-                          NUM_OUTPUTS=outputs, SILU=silu, RESIDUAL=residual is not None, OUTPUTS=64, **constants)
-    return out if residual is None else (out, normed, out_squares)
+    _product_kernel[grid](x, weight, x if squares is None else squares, x if residual is None else residual, out,
+                          out_squares, partial, counters, eps, num_tokens, NUM_OUTPUTS=outputs, SILU=silu,
+                          RESIDUAL=residual is not None, OUTPUTS=64, **constants)
+    return out if residual is None else (out, out_squares)
 
 
-def qkv_product(x: torch.Tensor, weight: torch.Tensor, eps: float, squares: torch.Tensor | None,
+def qkv_product(x: torch.Tensor, squares: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
                 positions: torch.Tensor, slots: torch.Tensor, rotation: torch.Tensor, q_norm: torch.Tensor | None,
-                k_norm: torch.Tensor | None, k_cache: torch.Tensor, v_cache: torch.Tensor,
+                k_norm: torch.Tensor | None, eps: float, k_cache: torch.Tensor, v_cache: torch.Tensor,
                 num_heads: int) -> torch.Tensor:
     """Q of the tokens, [tokens, num_heads, head_dim], normed and turned; their K and V go to their slots.
 
@@ -242,8 +244,9 @@ def qkv_product(x: torch.Tensor, weight: torch.Tensor, eps: float, squares: torc
     heads = num_heads + 2 * num_kv_heads
     grid, partial, counters, constants = _shared("qkv", x, half, squares, heads, True)
     q = torch.empty(len(x), num_heads, head_dim, dtype=x.dtype, device=x.device)
-    _qkv_kernel[grid](x, weight, x if squares is None else squares, positions, slots, rotation,
+    _qkv_kernel[grid](x, weight, squares, x if bias is None else bias, positions, slots, rotation,
                       x if q_norm is None else q_norm, x if k_norm is None else k_norm, q, k_cache, v_cache, partial,
                       counters, eps, len(x), *k_cache.stride()[:2], NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads,
-                      HEAD_DIM=head_dim, BLOCK_SIZE=block_size, NORM=q_norm is not None, HALF=half, **constants)
+                      HEAD_DIM=head_dim, BLOCK_SIZE=block_size, NORM=q_norm is not None, BIAS=bias is not None,
+                      HALF=half, **constants)
     return q

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from small_models import TINY_MODELS, TINY_QWEN3
 
 from paged import PagedKVCache, paged_attention
-from paged.fused import add_rms_norm, prepare, rotation_table, sample, silu_mul
+from paged.fused import prepare, rotation_table, sample, silu_mul
 from paged.models.decoder import Decoder, random_decoder
 from paged.models.fused_decoder import FusedDecoder
 
@@ -22,20 +22,11 @@ def unpacked(config, monkeypatch, dtype=torch.float32):
     return random_decoder(config, seed=1, device=DEVICE, dtype=dtype)
 
 
-@pytest.mark.parametrize("width", [44, 64, 1000])
-def test_add_rms_norm(width):
-    x, residual, weight = (torch.randn(n, width, device=DEVICE) for n in (5, 5, 1))
-    want_sum = x + residual
-    want = F.rms_norm(want_sum, (width,), weight[0], 1e-6)
-    got = add_rms_norm(x, residual, weight[0], 1e-6)
-    torch.testing.assert_close(residual, want_sum)
-    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(add_rms_norm(None, residual, weight[0], 1e-6), want, atol=1e-5, rtol=1e-5)
-
-
 def test_silu_mul():
-    gate_up = torch.randn(3, 2 * 92, device=DEVICE)
-    torch.testing.assert_close(silu_mul(gate_up), F.silu(gate_up[:, :92]) * gate_up[:, 92:])
+    gate_up, x = torch.randn(3, 2 * 92, device=DEVICE), torch.randn(3, 44, device=DEVICE)
+    torch.testing.assert_close(silu_mul(gate_up, None, 1e-5), F.silu(gate_up[:, :92]) * gate_up[:, 92:])
+    scaled = gate_up * torch.rsqrt(x.square().mean(1, keepdim=True) + 1e-5)
+    torch.testing.assert_close(silu_mul(gate_up, x, 1e-5), F.silu(scaled[:, :92]) * scaled[:, 92:])
 
 
 @pytest.mark.parametrize("name", TINY_MODELS)

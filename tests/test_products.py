@@ -19,31 +19,28 @@ CLOSE = dict(atol=2e-3, rtol=1e-4)
 def test_product(num_tokens, width, outputs, split, monkeypatch):
     monkeypatch.setattr(products, "tile_shape", lambda kind, tokens: (32, 32, split, 2, 4))
     x, residual = (torch.randn(num_tokens, n, device=DEVICE) for n in (width, outputs))
-    weight, norm = torch.randn(outputs, width, device=DEVICE), torch.randn(outputs, device=DEVICE)
+    weight = torch.randn(outputs, width, device=DEVICE)
     before = torch.rand(num_tokens, 5, device=DEVICE)         # five parts of the sums of squares
     scale = torch.rsqrt(before.sum(1, keepdim=True) / width + 1e-5)
-    torch.testing.assert_close(product(x, weight, 1e-5), x @ weight.T, **CLOSE)
+    torch.testing.assert_close(product(x, weight), x @ weight.T, **CLOSE)
     torch.testing.assert_close(product(x, weight, 1e-5, before), x @ weight.T * scale, **CLOSE)
-    total, normed, squares = product(x, weight, 1e-5, residual=residual, norm=norm)
+    total, squares = product(x, weight, residual=residual)
     torch.testing.assert_close(total, x @ weight.T + residual, **CLOSE)
-    torch.testing.assert_close(normed, total * norm, **CLOSE)
     torch.testing.assert_close(squares.sum(1), total.square().sum(1), atol=1e-2, rtol=1e-4)
     both = torch.randn(2 * outputs, width, device=DEVICE) / 8
     gate, up = (x @ both.T * scale).split(outputs, 1)
     torch.testing.assert_close(product(x, both, 1e-5, before, silu=True), F.silu(gate) * up, **CLOSE)
 
 
-def test_norm_in_two_halves_is_the_norm():
-    x = torch.randn(3, 96, device=DEVICE)
-    weight, norm = torch.randn(20, 96, device=DEVICE), torch.randn(96, device=DEVICE)
-    zeros = torch.zeros(96, 8, device=DEVICE)
-    _, normed, squares = product(torch.randn(3, 8, device=DEVICE), zeros, 1e-5, residual=x, norm=norm)
-    want = F.rms_norm(x, (96,), norm, 1e-5) @ weight.T
-    torch.testing.assert_close(product(normed, weight, 1e-5, squares), want, **CLOSE)
+def test_the_scale_behind_the_product_is_the_norm_before_it():
+    x, weight = torch.randn(3, 96, device=DEVICE), torch.randn(20, 96, device=DEVICE)
+    _, squares = product(torch.randn(3, 8, device=DEVICE), torch.zeros(96, 8, device=DEVICE), residual=x)
+    want = F.rms_norm(x, (96,), eps=1e-5) @ weight.T
+    torch.testing.assert_close(product(x, weight, 1e-5, squares), want, **CLOSE)
 
 
 def test_a_split_tile_gives_the_same_bits_every_time(monkeypatch):
     monkeypatch.setattr(products, "tile_shape", lambda kind, tokens: (16, 32, 4, 2, 4))
     x, weight = torch.randn(5, 512, device=DEVICE), torch.randn(70, 512, device=DEVICE)
-    first = product(x, weight, 1e-5)
-    assert all(torch.equal(product(x, weight, 1e-5), first) for _ in range(5))
+    first = product(x, weight)
+    assert all(torch.equal(product(x, weight), first) for _ in range(5))

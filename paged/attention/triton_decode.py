@@ -171,7 +171,7 @@ def launch_shape(dtype: torch.dtype, head_dim: int, num_requests: int) -> tuple[
         return (32, 4, 3, 2) if num_requests < 8 else (16, 1, 3, 4)
     if head_dim <= 64:
         return 64, 1, 3, 4
-    return (64, 4, 3, 2) if num_requests < 192 else (32, 2, 3, 5)
+    return (64, 4, 3, 2) if num_requests < 64 else (32, 1, 2, 8)
 
 
 def decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_tables: torch.Tensor,

@@ -1,17 +1,19 @@
 """The decoder through fused kernels: the same weights, the same result, a third of the launches.
 
-The plain decoder (`decoder.py`) is the specification; tests hold this one to it. A layer of it, and the same
-for few tokens, where all that lies between the products rides along with them (`products.py`):
+The plain decoder (`decoder.py`) is the specification; tests hold this one to it. First the weight of every RMSNorm
+that stands before a product goes into the product's matrix, once and for all; of the norm, one factor a token is left:
 
-    QKV product (library)                  qkv_product
-    rotate_and_store                       -
-    attention                              attention
-    output product (library)               product, with residual and half a norm
-    add_rms_norm                           -
-    gate and up product (library)          product, with the other half and SiLU
-    silu_mul                               -
-    down product (library)                 product, with residual and half a norm
-    add_rms_norm                           -
+    norm(x) @ W.T = (x × weight × scale) @ W.T = (x @ (weight × W).T) × scale
+
+A layer then, and the same for few tokens, where all that lies between the products rides along (`products.py`):
+
+    QKV product (library)                        qkv_product
+    rotate_and_store, with the scale             -
+    attention                                    attention
+    output product (library), onto x             product, with the residual
+    gate and up product (library)                product, with SiLU and the scale
+    silu_mul, with the scale                     -
+    down product (library), onto x               product, with the residual
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from paged.fused import add_rms_norm, rotate_and_store, rotation_table, silu_mul
+from paged.fused import rotate_and_store, rotation_table, silu_mul
 from paged.kv_cache import PagedKVCache
-from paged.models.decoder import Decoder
+from paged.models.decoder import Decoder, rms_norm
 from paged.products import product, qkv_product
 
 Attend = Callable[[int, torch.Tensor], torch.Tensor]        # (layer, q) -> out; K and V are in the cache already
@@ -36,16 +38,19 @@ class FusedDecoder:
     """Runs a Decoder's weights over a paged cache.
 
     Args:
-        decoder: the model; its weights are used in place.
+        decoder: the model; its weights are used in place, and the norms' weights go into the matrices behind them.
         kv: the cache that K and V are written to.
         max_positions: positions that the rotary table covers.
         narrow: up to so many tokens go through `products.py` rather than through the library's products.
     """
 
     def __init__(self, decoder: Decoder, kv: PagedKVCache, max_positions: int, narrow: int = NARROW):
-        self.decoder, self.kv, self.config = decoder, kv, decoder.config
+        self.decoder, self.kv, self.config, self.narrow = decoder, kv, decoder.config, narrow
         self.rotation = rotation_table(decoder.frequencies, max_positions)
-        self.narrow = 0 if self.config.attention_bias else narrow
+        absorb_norms(decoder)
+        self.squares = decoder.embedding.float().square().sum(1, keepdim=True)      # of every token's embedding
+        # float16 ends at 65,504, which a product of numbers not yet scaled may pass: there the norm stays in front.
+        self.scale_late = decoder.embedding.dtype != torch.float16
 
     def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor,
                  attend: Attend) -> torch.Tensor:
@@ -55,36 +60,48 @@ class FusedDecoder:
         """
         x = F.embedding(input_ids, self.decoder.embedding)
         if len(input_ids) <= self.narrow:
-            return self._few_tokens(x, positions, slots, attend)
-        eps, layers = self.config.rms_norm_eps, self.decoder.layers
-        delta = None
-        for layer in layers:
-            normed = add_rms_norm(delta, x, layer.attention_norm, eps)
-            q = self._rotate_and_store(layer, layer.qkv(normed), positions, slots)
-            mixed = attend(layer.index, q)
-            normed = add_rms_norm(layer.out(mixed.flatten(1)), x, layer.mlp_norm, eps)
-            delta = layer.down(silu_mul(layer.gate_up(normed)))
-        return x + delta
+            return self._few_tokens(x, F.embedding(input_ids, self.squares), positions, slots, attend)
+        eps = self.config.rms_norm_eps
+        for layer in self.decoder.layers:
+            normed, scaled_by = self._normed(x, layer.attention_norm)
+            q = rotate_and_store(F.linear(normed, layer.qkv.weight), scaled_by, layer.qkv.bias, positions, slots,
+                                 *self._heads(layer))
+            x.addmm_(attend(layer.index, q).flatten(1), layer.out.weight.t())
+            normed, scaled_by = self._normed(x, layer.mlp_norm)
+            hidden = silu_mul(F.linear(normed, layer.gate_up.weight), scaled_by, eps)
+            x.addmm_(hidden, layer.down.weight.t())
+        return x
 
-    def _few_tokens(self, x, positions, slots, attend) -> torch.Tensor:
-        eps, layers = self.config.rms_norm_eps, self.decoder.layers
-        normed, squares = add_rms_norm(None, x, layers[0].attention_norm, eps), None
-        for layer in layers:
-            q = qkv_product(normed, layer.qkv.weight, eps, squares, positions, slots, self.rotation, layer.q_norm,
-                            layer.k_norm, self.kv.k[layer.index], self.kv.v[layer.index], self.config.num_heads)
-            mixed = attend(layer.index, q).flatten(1)
-            x, normed, squares = product(mixed, layer.out.weight, eps, residual=x, norm=layer.mlp_norm)
-            hidden = product(normed, layer.gate_up.weight, eps, squares, silu=True)
-            following = self.decoder.norm if layer is layers[-1] else layers[layer.index + 1].attention_norm
-            x, normed, squares = product(hidden, layer.down.weight, eps, residual=x, norm=following)
+    def _few_tokens(self, x, squares, positions, slots, attend) -> torch.Tensor:
+        eps = self.config.rms_norm_eps
+        for layer in self.decoder.layers:
+            q = qkv_product(x, squares, layer.qkv.weight, layer.qkv.bias, positions, slots, *self._heads(layer))
+            x, squares = product(attend(layer.index, q).flatten(1), layer.out.weight, residual=x)
+            hidden = product(x, layer.gate_up.weight, eps, squares, silu=True)
+            x, squares = product(hidden, layer.down.weight, residual=x)
         return x
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Scores [rows, vocab] of the residual stream [rows, hidden], in the dtype of the weights."""
-        weight, eps = self.decoder.head.weight, self.config.rms_norm_eps
-        return F.linear(add_rms_norm(None, x, self.decoder.norm, eps), weight)
+        return F.linear(rms_norm(x, self.decoder.norm, self.config.rms_norm_eps), self.decoder.head.weight)
 
-    def _rotate_and_store(self, layer, qkv, positions, slots) -> torch.Tensor:
-        return rotate_and_store(qkv, positions, slots, self.rotation, layer.q_norm, layer.k_norm,
-                                self.config.rms_norm_eps, self.kv.k[layer.index], self.kv.v[layer.index],
-                                self.config.num_heads)
+    def _normed(self, x: torch.Tensor, ones: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What the next product takes, and what its result is still to be scaled by the norm of."""
+        return (x, x) if self.scale_late else (rms_norm(x, ones, self.config.rms_norm_eps), None)
+
+    def _heads(self, layer) -> tuple:
+        """What Q, K and V go through on their way to attention and cache."""
+        return (self.rotation, layer.q_norm, layer.k_norm, self.config.rms_norm_eps, self.kv.k[layer.index],
+                self.kv.v[layer.index], self.config.num_heads)
+
+
+@torch.no_grad()
+def absorb_norms(decoder: Decoder) -> None:
+    """Multiply the norms' weights into the matrices behind them; the decoder computes what it did before.
+
+    The final norm stays: the matrix behind it may be the embedding too. Doing it twice changes nothing.
+    """
+    for layer in decoder.layers:
+        for norm, matrix in ((layer.attention_norm, layer.qkv.weight), (layer.mlp_norm, layer.gate_up.weight)):
+            matrix.mul_(norm)
+            norm.fill_(1)

@@ -1,0 +1,82 @@
+"""Every Triton kernel is compiled for an H200, on any machine: Triton's compiler needs no GPU.
+
+Protects what the interpreter cannot: code that only Python accepts, and registers that spill into slow memory at the
+shapes the engine runs. The launches are those of the package's own functions, caught before they reach a GPU.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = '''
+import sys
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64"}
+
+def compile_only(kernel, *args, grid=None, warmup=None, **options):
+    """Takes the place of a launch."""
+    bound = dict(zip(kernel.arg_names, args)) | {k: v for k, v in options.items() if k in kernel.arg_names}
+    signature, constants, attributes = {}, {}, {}
+    for i, parameter in enumerate(kernel.params):
+        value = bound[parameter.name]
+        if parameter.is_constexpr:
+            signature[parameter.name], constants[(i,)] = "constexpr", value
+        elif isinstance(value, torch.Tensor):
+            signature[parameter.name], attributes[(i,)] = "*" + TYPES[value.dtype], [["tt.divisibility", 16]]
+        else:
+            signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
+            if isinstance(value, int) and value % 16 == 0 and not parameter.do_not_specialize:
+                attributes[(i,)] = [["tt.divisibility", 16]]
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+    options = {k: options[k] for k in ("num_warps", "num_stages") if k in options}
+    binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    print(kernel.__name__, binary.metadata.shared, "bytes shared", flush=True)
+    assert binary.metadata.shared <= 227 * 1024, "more shared memory than a multiprocessor has"
+
+JITFunction.run = compile_only
+from paged import fused, products
+from paged.attention import triton_decode, triton_prefill, triton_store, triton_tile
+fused.starts_early = products.starts_early = lambda device: True
+for module in (triton_decode, triton_prefill):
+    module.device_properties = lambda device: (132, True)
+
+heads, kv_heads, dim, dtype = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), getattr(torch, sys.argv[4])
+k, v = torch.zeros(2, 4, 16, kv_heads, dim, dtype=dtype)
+hidden, inner = 1024, 3072
+rotation, head_norm = torch.zeros(64, dim), torch.ones(dim, dtype=dtype)
+for tokens in map(int, sys.argv[5].split(",")):
+    ints = torch.zeros(tokens, dtype=torch.int32)
+    x, q = torch.zeros(tokens, hidden, dtype=dtype), torch.zeros(tokens, heads, dim, dtype=dtype)
+    qkv = torch.zeros((heads + 2 * kv_heads) * dim, hidden, dtype=dtype)
+    fused.rotate_and_store(x @ qkv.T, x, None, ints, ints.long(), rotation, head_norm, head_norm, 1e-6, k, v, heads)
+    fused.silu_mul(torch.zeros(tokens, 2 * inner, dtype=dtype), x, 1e-6)
+    starts = torch.zeros(tokens + 1, dtype=torch.int32)
+    triton_decode.decode(q, k, v, ints[:, None], ints, starts, 0.1, torch.empty_like(q))
+    if tokens <= 128:
+        squares = torch.zeros(tokens, 16)
+        products.qkv_product(x, squares, qkv, None, ints, ints.long(), rotation, head_norm, head_norm, 1e-6, k, v, heads)
+        products.product(q.flatten(1), torch.zeros(hidden, heads * dim, dtype=dtype), residual=x)
+        products.product(torch.zeros(tokens, inner, dtype=dtype), torch.zeros(hidden, inner, dtype=dtype), residual=x)
+        products.product(x, torch.zeros(2 * inner, hidden, dtype=dtype), 1e-6, squares, silu=True)
+triton_prefill.prefill(q, k, v, ints[:, None], ints, starts, 0.1, torch.empty_like(q), min_queries=2)
+triton_store.store(q[:, :kv_heads], q[:, :kv_heads], k, v, ints.long())
+fused.sample(torch.zeros(tokens, 151936, dtype=dtype), ints, ints, rotation[:, 0], ints.long(), ints, ints)
+fused.prepare(ints, ints, ints, ints, ints, ints[:, None], ints, 16)
+'''
+
+
+@pytest.mark.parametrize("heads, kv_heads, dim, dtype, tokens", [
+    (16, 8, 128, "bfloat16", "1,32,128,256,8192"), (9, 3, 64, "float16", "5"), (16, 2, 80, "float32", "5")])
+def test_every_kernel_compiles_for_an_h200(heads, kv_heads, dim, dtype, tokens, tmp_path):
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    arguments = [str(heads), str(kv_heads), str(dim), dtype, tokens]
+    result = subprocess.run([sys.executable, "-c", SCRIPT, *arguments], env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert result.stdout.count("_decode_kernel") >= 1 and "_prepare_kernel" in result.stdout
