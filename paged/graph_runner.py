@@ -13,6 +13,7 @@ A decode step has one token a request; a mixed step (chunks beside decodes) has 
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Sequence
 
@@ -245,6 +246,16 @@ class GraphRunner(ModelRunner):
         sizes += [(size, size) for size in self.decode_sizes]
         if only_largest:
             sizes = [max(sizes), (self.max_num_seqs, self.max_num_seqs)]
+        # Garbage of an earlier engine may hold graphs, and to destroy one during a capture breaks the capture.
+        gc.collect()
+        gc.disable()
+        try:
+            self._capture_sizes(sizes, use_tqdm)
+        finally:
+            gc.enable()
+        return time.perf_counter() - start
+
+    def _capture_sizes(self, sizes: list[tuple[int, int]], use_tqdm: bool) -> None:
         pool = None
         for num_tokens, num_rows in tqdm(sorted(sizes, reverse=True), desc="Capturing graphs",
                                          disable=not use_tqdm, dynamic_ncols=True):
@@ -259,7 +270,6 @@ class GraphRunner(ModelRunner):
                     outputs = self._run(inputs)
                 pool = graph.pool()
             self._steps[num_tokens, num_rows] = inputs, outputs, graph
-        return time.perf_counter() - start
 
 
 class _Replay:
