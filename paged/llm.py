@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import operator
 import time
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -136,6 +137,7 @@ class LLM:
         for request in zip(ids, params):
             self.engine.check_request(*request)
         bar = tqdm(total=len(ids), desc="Requests", disable=not use_tqdm, dynamic_ncols=True)
+        gc.freeze()                                        # else a collection between steps walks all of PyTorch
         try:
             request_ids = [self.engine.add_request(*request) for request in zip(ids, params)]
             outputs = {request_id: self.engine.output(request_id) for request_id in request_ids}
@@ -154,6 +156,7 @@ class LLM:
             self.engine.reset()
             raise
         finally:
+            gc.unfreeze()
             bar.close()
 
     def beam_search(self, prompts: Prompt | Sequence[Prompt], beam_width: int = 4, max_tokens: int = 16,

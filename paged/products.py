@@ -126,12 +126,12 @@ def _product_kernel(x_ptr, weight_ptr, squares_ptr, residual_ptr, out_ptr, out_s
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
-def _qkv_kernel(x_ptr, weight_ptr, squares_ptr, bias_ptr, positions_ptr, slots_ptr, rotation_ptr, q_norm_ptr, k_norm_ptr,
-                q_ptr, k_cache_ptr, v_cache_ptr, partial_ptr, counter_ptr, eps, num_tokens, k_block, k_row,
+def _qkv_kernel(x_ptr, weight_ptr, squares_ptr, bias_ptr, positions_ptr, slots_ptr, rotation_ptr, q_norm_ptr,
+                k_norm_ptr, q_ptr, k_cache_ptr, v_cache_ptr, partial_ptr, counter_ptr, eps, num_tokens, k_block, k_row,
                 NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
                 BLOCK_SIZE: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr,
-                PARTS: tl.constexpr, PADDED_PARTS: tl.constexpr, HALF: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
-                WIDTH: tl.constexpr, SPLIT: tl.constexpr, EARLY: tl.constexpr):
+                PARTS: tl.constexpr, PADDED_PARTS: tl.constexpr, HALF: tl.constexpr, TOKENS: tl.constexpr,
+                COLUMNS: tl.constexpr, WIDTH: tl.constexpr, SPLIT: tl.constexpr, EARLY: tl.constexpr):
     # A program owns one head, q 0 … | k 0 … | v 0 …: its first and second half, which rotary turns together.
     head = tl.program_id(0)
     half: tl.constexpr = HEAD_DIM // 2

@@ -61,7 +61,8 @@ for tokens in map(int, sys.argv[5].split(",")):
     triton_decode.decode(q, k, v, ints[:, None], ints, starts, 0.1, torch.empty_like(q))
     if tokens <= 128:
         squares = torch.zeros(tokens, 16)
-        products.qkv_product(x, squares, qkv, None, ints, ints.long(), rotation, head_norm, head_norm, 1e-6, k, v, heads)
+        products.qkv_product(x, squares, qkv, None, ints, ints.long(), rotation, head_norm, head_norm, 1e-6, k, v,
+                             heads)
         products.product(q.flatten(1), torch.zeros(hidden, heads * dim, dtype=dtype), residual=x)
         products.product(torch.zeros(tokens, inner, dtype=dtype), torch.zeros(hidden, inner, dtype=dtype), residual=x)
         products.product(x, torch.zeros(2 * inner, hidden, dtype=dtype), 1e-6, squares, silu=True)

@@ -224,7 +224,7 @@ def _kind(name: str) -> str:
     """Which part of a step a kernel belongs to, by its name."""
     for kind, words in {"attention": ("_decode_kernel", "_combine_kernel", "_prefill_kernel", "flash", "Flash", "fmha"),
                         "sampling": ("_weigh_slices", "_draw", "_best_of"), "copies": ("Memcpy", "Memset"),
-                        "norm, rotary, store, activation": ("_add_rms_norm", "_store_kernel", "_silu_mul"),
+                        "norm, rotary, store, activation": ("norm", "_store_kernel", "_silu_mul"),
                         "products": ("_product_kernel", "_qkv_kernel", "gemm", "gemv", "nvjet", "cutlass", "splitK",
                                      "cublas"),
                         }.items():
@@ -258,11 +258,12 @@ def main(argv: list[str] | None = None) -> int:
     for name in ("block_size", "budget", "latency_budget", "layers", "requests", "longest", "tokens"):
         whole_number("--" + name.replace("_", "-"), getattr(args, name), least=1)
     check_output(args.output)
-    record = machine("python -m paged bench workload" + (" --ablations" if args.ablations else ""))
+    record = machine("python -m paged bench workload" + (" --ablations" if args.ablations else "")
+                     + ("" if args.block_size == 16 else f" --block-size {args.block_size}"))
     dtype = torch.bfloat16 if on_gpu else torch.float32
     loaded = random_model(replace(QWEN3_0_6B, num_layers=args.layers), device, dtype)
     record |= {"model": f"Qwen3-0.6B shapes, {args.layers} layers, random weights", "dtype": str(dtype)[6:],
-               "longest": args.longest, "at_once_tokens": args.tokens}
+               "longest": args.longest, "at_once_tokens": args.tokens, "block_size": args.block_size}
     prompts, params = workload(args.requests, min(100, (args.longest + 3) // 4), args.longest)
     record["input_tokens"] = sum(map(len, prompts))
     record["output_tokens"] = sum(p.max_tokens for p in params)
@@ -292,7 +293,7 @@ def main(argv: list[str] | None = None) -> int:
         done(f"at_once_{n}", result, f"{result['tokens_per_s'][-1]:,.0f} tokens/s")
     result = time_to_first_token(llm)
     done("time_to_first_token_ms", result, f"{statistics.median(result):.2f} ms, median")
-    rates = tokens_per_second(llm, prompts, params)
+    rates = tokens_per_second(llm, prompts, params, runs=5 if on_gpu else 2)
     done("workload_tokens_per_s", rates, ", ".join(f"{rate:,.0f} tokens/s" for rate in rates))
     steps = steps_of_a_run(llm, prompts, params)
     done("steps", steps, f"{len(steps)} steps, {sum(step[2] for step in steps) / 1e3:.2f} s")
