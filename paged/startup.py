@@ -11,6 +11,7 @@ before the pool is sized.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -178,6 +179,8 @@ def measure_budget(decoder: Decoder, block_size: int, max_num_seqs: int, max_mod
         current = torch.cuda.memory_allocated() - small_cache
         graphs = 0
         if speedups.graphs and hasattr(runner, "capture"):
+            gc.collect()
+            torch.cuda.empty_cache()                       # what is cached would hide what the graphs take
             before = torch.cuda.mem_get_info()[0]
             runner.capture(use_tqdm=False, only_largest=True)
             graphs = max(0, before - torch.cuda.mem_get_info()[0])
