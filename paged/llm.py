@@ -69,7 +69,7 @@ class LLM:
                 raise ValueError(f"device is {asked!r} and the weights that were given lie on {str(there)!r}: load "
                                  f"them there, or leave device out")
             device = use_device(there)
-        if attention_backend != "auto" and attention_backend not in BACKENDS:
+        if attention_backend not in ("auto", *BACKENDS):
             raise ValueError(f"attention_backend is {attention_backend!r}: choose auto, {', '.join(BACKENDS)}")
         if not (isinstance(gpu_memory_utilization, Real) and 0 < gpu_memory_utilization <= 1):
             raise ValueError(f"gpu_memory_utilization is {gpu_memory_utilization!r}: it must be above 0, at most 1")

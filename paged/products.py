@@ -188,23 +188,41 @@ def tile_shape(kind: str, num_tokens: int) -> tuple[int, int, int, int, int]:
     return (16 if num_tokens <= 16 else 32 if num_tokens <= 32 else 64), 64, 1, 5, 4
 
 
+MOST_SPLIT = 512
+"""Programs up to which a product is split: enough to fill a card, and as many tiles as there are counters for."""
+
+
 @cache
 def _counters(device: torch.device) -> torch.Tensor:
-    return torch.zeros(1024, dtype=torch.int32, device=device)
+    return torch.zeros(MOST_SPLIT, dtype=torch.int32, device=device)
+
+
+@cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that a program may use; in the interpreter those of an H200."""
+    if device.type != "cuda":
+        return 227 * 1024
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"]
 
 
 def _shared(kind: str, x: torch.Tensor, outputs: int, squares: torch.Tensor | None, tiles: int, pair: bool):
     """What both kernels need: grid, workspace for split tiles, and the constants of the tile."""
     num_tokens, width = x.shape
     tokens, columns, split, stages, warps = tile_shape(kind, num_tokens)
+    token_tiles = triton.cdiv(num_tokens, tokens)
+    if tiles * token_tiles * split > MOST_SPLIT:
+        split = 1
     columns = min(columns * 2 // x.element_size(), max(16, triton.next_power_of_2(triton.cdiv(width, split))))
-    grid = (tiles, triton.cdiv(num_tokens, tokens), split)
-    size = tiles * grid[1] * split * outputs * tokens * (1 + pair) if split > 1 else 1
+    one_stage = (outputs * (1 + pair) + tokens) * columns * x.element_size()
+    stages = max(1, min(stages, shared_memory(x.device) // one_stage))
+    size = tiles * token_tiles * split * outputs * tokens * (1 + pair) if split > 1 else 1
     parts = 1 if squares is None else squares.shape[1]
     constants = {"SCALE": squares is not None, "PARTS": parts, "PADDED_PARTS": triton.next_power_of_2(parts),
                  "TOKENS": tokens, "COLUMNS": columns, "WIDTH": width, "SPLIT": split,
                  "num_warps": warps, "num_stages": stages, **_launch(starts_early(x.device))}
-    return grid, torch.empty(size, dtype=torch.float32, device=x.device), _counters(x.device), constants
+    partial = torch.empty(size, dtype=torch.float32, device=x.device)
+    return (tiles, token_tiles, split), partial, _counters(x.device), constants
 
 
 def product(x: torch.Tensor, weight: torch.Tensor, eps: float = 0.0, squares: torch.Tensor | None = None,

@@ -20,7 +20,7 @@ def tiny(loaded, monkeypatch):  # noqa: F811
 def test_generate_streams_and_tells_its_times(tiny, capsys):
     assert main(["generate", "hello", "--raw", "--max-tokens", "4", "--stats", "--num-blocks", "40"]) == 0
     out, err = capsys.readouterr()
-    assert len(out.strip()) in (3, 4) and "ms" in err
+    assert len(out.strip()) in (3, 4) and "ms" in err and "attention: " in err
     assert err.startswith("ready after ") and "weights 0.0 s, pool 0.0 s" in err
     assert main(["generate", "hello", "--raw", "--max-tokens", "4", "--num-blocks", "40", "--quiet"]) == 0
     assert capsys.readouterr() == (out, "")

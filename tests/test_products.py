@@ -39,6 +39,13 @@ def test_the_scale_behind_the_product_is_the_norm_before_it():
     torch.testing.assert_close(product(x, weight, 1e-5, squares), want, **CLOSE)
 
 
+def test_a_card_that_is_full_needs_no_split(monkeypatch):
+    monkeypatch.setattr(products, "tile_shape", lambda kind, tokens: (16, 32, 4, 2, 4))
+    monkeypatch.setattr(products, "MOST_SPLIT", 11)         # 3 tiles × 4 parts are more
+    x, weight = torch.randn(5, 128, device=DEVICE), torch.randn(130, 128, device=DEVICE)
+    torch.testing.assert_close(product(x, weight), x @ weight.T, **CLOSE)
+
+
 def test_a_split_tile_gives_the_same_bits_every_time(monkeypatch):
     monkeypatch.setattr(products, "tile_shape", lambda kind, tokens: (16, 32, 4, 2, 4))
     x, weight = torch.randn(5, 512, device=DEVICE), torch.randn(70, 512, device=DEVICE)

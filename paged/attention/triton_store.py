@@ -46,6 +46,7 @@ def store(k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torc
     num_tokens, num_kv_heads, head_dim = k.shape
     if num_tokens == 0:
         return
+    slots = slots.contiguous()
     columns = min(1024, triton.next_power_of_2(num_kv_heads * head_dim))
     tokens = 1 if num_tokens < 1024 else 4096 // columns
     grid = (triton.cdiv(num_tokens, tokens), triton.cdiv(num_kv_heads * head_dim, columns), 1)

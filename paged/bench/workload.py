@@ -240,7 +240,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 and so on, or auto (%(default)s)")
     parser.add_argument("--block-size", type=int, default=16, help="tokens a block (%(default)s)")
     parser.add_argument("--budget", type=int, default=8192, help="tokens of a step (%(default)s)")
-    parser.add_argument("--latency-budget", type=int, default=256,
+    parser.add_argument("--latency-budget", type=int, default=128,
                         help="tokens of a step where decodes must not wait (%(default)s)")
     parser.add_argument("--layers", type=int, default=28, help="layers of the model (%(default)s)")
     parser.add_argument("--requests", type=int, help="requests of the workload (256; on a CPU 4)")

@@ -48,7 +48,8 @@ class FusedDecoder:
         self.decoder, self.kv, self.config, self.narrow = decoder, kv, decoder.config, narrow
         self.rotation = rotation_table(decoder.frequencies, max_positions)
         absorb_norms(decoder)
-        self.squares = decoder.embedding.float().square().sum(1, keepdim=True)      # of every token's embedding
+        # The sum of squares of every token's embedding, without a float32 copy of it.
+        self.squares = torch.linalg.vector_norm(decoder.embedding, dim=1, keepdim=True, dtype=torch.float32).square_()
         # float16 ends at 65,504, which a product of numbers not yet scaled may pass: there the norm stays in front.
         self.scale_late = decoder.embedding.dtype != torch.float16
 
