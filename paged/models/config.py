@@ -10,8 +10,19 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
+from paged.checks import whole_number
+
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-ROPE_TYPES = ("default", "linear", "llama3")
+ROPE_TYPES = {  # what each needs beside the base
+    "default": (), "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")}
+_GGUF_NAMES = {  # what a config.json calls the numbers in a GGUF file
+    "vocab_size": "vocab_size", "hidden_size": "embedding_length", "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count", "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv", "head_dim": "attention.key_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon", "rope_theta": "rope.freq_base",
+    "max_position_embeddings": "context_length"}
+_SUPPORTED = "the decoder runs dense Llama, Qwen2, Qwen2.5 and Qwen3 checkpoints"
 
 
 @dataclass(frozen=True)
@@ -37,9 +48,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads",
                      "num_kv_heads", "head_dim", "max_position_embeddings"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"The model's {name} is {value!r}; it must be a whole number of at least 1.")
+            whole_number(f"The model's {name}", getattr(self, name), least=1)
         for name in ("rms_norm_eps", "rope_theta"):
             value = getattr(self, name)
             if not isinstance(value, Real) or not value > 0:
@@ -96,44 +105,23 @@ def from_gguf(fields: dict[str, Any], tensor_names: set[str]) -> ModelConfig:
     architecture = fields.get("general.architecture")
     if architecture not in ARCHITECTURES:
         raise ValueError(f"The GGUF architecture {architecture!r} is not supported; {_SUPPORTED}.")
-
-    prefix = architecture + "."
-    own = {key[len(prefix):]: value for key, value in fields.items() if key.startswith(prefix)}
-    get = own.get
+    own = {key.removeprefix(architecture + "."): value for key, value in fields.items()}
     _need(own, ("block_count", "embedding_length", "feed_forward_length", "attention.head_count"))
     _refuse(own, "expert_count", 0, "mixture-of-experts models are not supported")
-    heads, hidden = get("attention.head_count"), get("embedding_length")
     has_bias = "blk.0.attn_q.bias" in tensor_names
     if has_bias != (architecture == "qwen2"):
         raise ValueError(f"This {architecture} GGUF file has {'a' if has_bias else 'no'} bias on Q, K and V, "
                          f"unlike the {ARCHITECTURES[architecture]} that is supported.")
-    head_dim = get("attention.key_length") or hidden // heads
-    rotated = get("rope.dimension_count", head_dim)
-    if rotated != head_dim:
-        raise ValueError(f"Rotary embedding on {rotated} of {head_dim} numbers a head is not supported.")
-    theta, scaling = _rope({"rope_theta": get("rope.freq_base", 10_000.0), "rope_scaling": {
-        "rope_type": get("rope.scaling.type", "none").replace("none", "default"),
-        "factor": get("rope.scaling.factor", 1.0)}})
-    return ModelConfig(
-        architecture=architecture,
-        vocab_size=get("vocab_size") or len(fields["tokenizer.ggml.tokens"]),
-        hidden_size=hidden,
-        intermediate_size=get("feed_forward_length"),
-        num_layers=get("block_count"),
-        num_heads=heads,
-        num_kv_heads=get("attention.head_count_kv", heads),
-        head_dim=head_dim,
-        rms_norm_eps=get("attention.layer_norm_rms_epsilon", 1e-6),
-        rope_theta=theta,
-        rope_scaling=scaling,
-        tie_word_embeddings="output.weight" not in tensor_names,
-        attention_bias=architecture == "qwen2",
-        qk_norm=architecture == "qwen3",
-        max_position_embeddings=get("context_length", 2048),
-    )
-
-
-_SUPPORTED = "the decoder runs dense Llama, Qwen2, Qwen2.5 and Qwen3 checkpoints"
+    numbers = {ours: own[theirs] for ours, theirs in _GGUF_NAMES.items() if theirs in own}
+    config = from_huggingface({
+        "vocab_size": len(fields.get("tokenizer.ggml.tokens", ())), **numbers, "model_type": architecture,
+        "tie_word_embeddings": "output.weight" not in tensor_names,
+        "rope_scaling": {"rope_type": own.get("rope.scaling.type", "none").replace("none", "default"),
+                         "factor": own.get("rope.scaling.factor", 1.0)}})
+    rotated = own.get("rope.dimension_count", config.head_dim)
+    if rotated != config.head_dim:
+        raise ValueError(f"Rotary embedding on {rotated} of {config.head_dim} numbers a head is not supported.")
+    return config
 
 
 def _refuse(config: dict[str, Any], name: str, expected: Any, because: str) -> None:
@@ -169,21 +157,17 @@ def _rope(config: dict[str, Any]) -> tuple[float, dict[str, Any] | None]:
     rope = new or old
     if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
         raise ValueError(f"The rotary parameters {rope!r} are not supported: one set for all layers is.")
-    rope = dict(rope)
-    theta = rope.pop("rope_theta", None) or config.get("rope_theta") or 10_000.0
-    kind = rope.pop("type", None)
-    kind = rope.pop("rope_type", kind) or "default"
-    if kind not in ROPE_TYPES:
+    theta = rope.get("rope_theta") or config.get("rope_theta") or 10_000.0
+    kind = rope.get("rope_type", rope.get("type")) or "default"
+    if not isinstance(kind, str) or kind not in ROPE_TYPES:
         raise ValueError(f"The rope type {kind!r} is not supported; use a checkpoint with one of "
                          f"{', '.join(ROPE_TYPES)}.")
-    partial = rope.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or 1.0
+    partial = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
     if partial != 1.0:
         raise ValueError(f"Rotary embedding on a part of each head (partial_rotary_factor {partial}) is not "
                          "supported.")
-    wanted = {"default": (), "linear": ("factor",), "llama3": (
-        "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")}[kind]
-    missing = [name for name in wanted if name not in rope]
+    missing = [name for name in ROPE_TYPES[kind] if name not in rope]
     if missing:
         raise ValueError(f"The rope type {kind!r} needs {', '.join(missing)}, which the config lacks.")
-    scaling = {"rope_type": kind, **{name: rope[name] for name in wanted}}
-    return float(theta) if isinstance(theta, Real) else theta, None if kind == "default" else scaling
+    scaling = {"rope_type": kind, **{name: rope[name] for name in ROPE_TYPES[kind]}}
+    return theta, None if kind == "default" else scaling
