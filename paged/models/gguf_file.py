@@ -40,13 +40,7 @@ class GGUFFile:
 
     def tensors(self, config: ModelConfig) -> dict[str, Callable[[], torch.Tensor]]:
         """A function for each tensor that reads it, under the tensor's Hugging Face name."""
-        return {_huggingface_name(name): lambda name=name: self._read(name, config) for name in self._tensors
-                if name != "rope_freqs.weight"}
-
-    def rotary_divisors(self) -> torch.Tensor | None:
-        """What Llama 3 divides its rotary frequencies by, float32 [head_dim / 2], or None."""
-        if "rope_freqs.weight" in self._tensors:
-            return torch.tensor(self._tensors["rope_freqs.weight"].data)
+        return {_huggingface_name(name): lambda name=name: self._read(name, config) for name in self._tensors}
 
     def _read(self, name: str, config: ModelConfig) -> torch.Tensor:
         stored = self._tensors[name]

@@ -7,15 +7,10 @@ from pathlib import Path
 from typing import Any
 
 
-def read_json(path: Path, needed: bool = False) -> dict[str, Any]:
-    """The object in a JSON file; {} where there is no file, or FileNotFoundError if it is needed.
-
-    Raises ValueError, naming the file, for anything but an object.
-    """
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; {} where there is no file. Raises ValueError, naming the file, for anything but
+    an object."""
     if not path.is_file():
-        if needed:
-            raise FileNotFoundError(f"{path.parent} is no Hugging Face model directory: it has no "
-                                    f"{path.name}.")
         return {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
 from paged.memory import GiB
@@ -24,6 +25,9 @@ from paged.models.json_file import read_json
 from paged.models.tokenizer import Tokenizer
 
 Readers = dict[str, Callable[[], torch.Tensor]]  # a tensor's Hugging Face name, and what reads it
+# Its config, its readers, its tokenizer, the ids that end a text, and the name of its dtype, if it says one.
+Checkpoint = tuple[ModelConfig, Readers, Tokenizer | None, set[int], str | None]
+ROTARY_DIVISORS = "rope_freqs.weight"  # what Llama 3 divides its rotary frequencies by, in GGUF files
 OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".gguf")  # looked for only to say what to do with them
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 STORED = (*DTYPES.values(), torch.float64)
@@ -53,16 +57,18 @@ def load(model: str, device: str | torch.device = "cpu", dtype: str | torch.dtyp
         raise ValueError(f"The model is {model!r}: give a Hugging Face directory, a .gguf file, a Hub id or "
                          "'default'.")
     device = use_device(device)
-    if model == "default":
-        return _load_gguf(default_model(), device, dtype, use_tqdm)
-    path = Path(model).expanduser()
-    if path.is_file():
-        if path.suffix != ".gguf":
-            raise ValueError(f"{model} is a file, and not a .gguf file; name the directory of the model.")
-        return _load_gguf(path, device, dtype, use_tqdm)
-    if not model or not path.is_dir():
+    path = default_model() if model == "default" else Path(model).expanduser()
+    if path.is_file() and path.suffix != ".gguf":
+        raise ValueError(f"{model} is a file, and not a .gguf file; name the directory of the model.")
+    if not model or not path.exists():
         path = _download(str(model))
-    return _load_directory(path, device, dtype, use_tqdm)
+    config, readers, tokenizer, eos_token_ids, stored = (_open_gguf if path.is_file() else _open_directory)(path)
+    dtype = _dtype(dtype, device, stored)
+    with room_for_weights(config, device, dtype):
+        decoder = Decoder(config, device, dtype)
+        num_weights = _fill(decoder, readers, path, use_tqdm)
+        decoder.pack()
+    return Loaded(decoder, config, tokenizer, eos_token_ids, num_weights)
 
 
 def use_device(device: str | torch.device) -> torch.device:
@@ -125,48 +131,35 @@ def _is_out_of_memory(error: BaseException | None) -> bool:
     return False
 
 
-def _load_gguf(path: Path, device: torch.device, dtype: str | torch.dtype, use_tqdm: bool) -> Loaded:
+def _open_gguf(path: Path) -> Checkpoint:
     from paged.models.gguf_file import GGUFFile  # only here: other checkpoints do not need the gguf library
 
     file = GGUFFile(path)
     config = configs.from_gguf(file.fields, file.names)
-    decoder, count = _decoder(config, device, _dtype(dtype, device, "bfloat16"), file.tensors(config), path, use_tqdm)
-    divisors = file.rotary_divisors()
-    if divisors is not None:
-        decoder.frequencies /= divisors.to(device)
     ends = (f"tokenizer.ggml.{kind}_token_id" for kind in ("eos", "eot", "eom"))
     eos_token_ids = {file.fields[name] for name in ends if name in file.fields}
-    return Loaded(decoder, config, Tokenizer.from_gguf(file.fields), eos_token_ids, count)
+    return config, file.tensors(config), Tokenizer.from_gguf(file.fields), eos_token_ids, None
 
 
-def _load_directory(path: Path, device: torch.device, dtype: str | torch.dtype, use_tqdm: bool) -> Loaded:
-    raw = read_json(path / "config.json", needed=True)
-    config = configs.from_huggingface(raw)
-    readers = _safetensors(path)
-    dtype = _dtype(dtype, device, raw.get("dtype") or raw.get("torch_dtype"))
-    decoder, count = _decoder(config, device, dtype, readers, path, use_tqdm)
-    tokenizer = Tokenizer.from_directory(path)
+def _open_directory(path: Path) -> Checkpoint:
+    if not (path / "config.json").is_file():
+        raise FileNotFoundError(f"{path} is no Hugging Face model directory: it has no config.json.")
+    raw = read_json(path / "config.json")
+    config, readers, tokenizer = configs.from_huggingface(raw), _safetensors(path), Tokenizer.from_directory(path)
     eos = read_json(path / "generation_config.json").get("eos_token_id", raw.get("eos_token_id"))
     eos_token_ids = set(eos) if isinstance(eos, list) else {eos}
     if not all(isinstance(token, int | None) for token in eos_token_ids):
         raise ValueError(f"The eos_token_id of {path} is {eos!r}: it must be a token id or a list of them.")
     if tokenizer is not None:
         eos_token_ids.add(tokenizer.eos_token_id)
-    return Loaded(decoder, config, tokenizer, eos_token_ids - {None}, count)
-
-
-def _decoder(config: ModelConfig, device: torch.device, dtype: torch.dtype, readers: Readers, source: Path,
-             use_tqdm: bool) -> tuple[Decoder, int]:
-    """A decoder with the weights that are read, and their number."""
-    with room_for_weights(config, device, dtype):
-        decoder = Decoder(config, device, dtype)
-        count = _fill(decoder, readers, source, use_tqdm)
-        return decoder.pack(), count
+    return config, readers, tokenizer, eos_token_ids - {None}, raw.get("dtype") or raw.get("torch_dtype")
 
 
 def _fill(decoder: Decoder, readers: Readers, source: Path, use_tqdm: bool) -> int:
     """Copy every tensor to its place. Names are compared first, so that a wrong checkpoint fails at once."""
     places = decoder.checkpoint_tensors()
+    if ROTARY_DIVISORS in readers:
+        decoder.frequencies /= readers.pop(ROTARY_DIVISORS)().to(decoder.frequencies.device)
     unused = [name for name in readers if name not in places and not _is_redundant(name, decoder.config)]
     missing = [name for name in places if name not in readers]
     if missing:
@@ -197,8 +190,6 @@ def _is_redundant(name: str, config: ModelConfig) -> bool:
 
 def _safetensors(directory: Path) -> Readers:
     """The tensors of all weight files of a directory; an index says which files belong to the model."""
-    from safetensors import SafetensorError, safe_open
-
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         weight_map = read_json(index).get("weight_map")
@@ -251,12 +242,10 @@ def _download(model: str) -> Path:
 def _dtype(wanted: str | torch.dtype, device: torch.device, stored: str | None) -> torch.dtype:
     if wanted == "auto":
         wanted = "float32" if device.type == "cpu" else stored or "bfloat16"
-    if wanted in DTYPES.values():
-        return wanted
-    if str(wanted) not in DTYPES:
-        known = ", ".join(map(repr, DTYPES))
-        raise ValueError(f"The dtype {wanted!r} is not supported; use 'auto', {known}.")
-    return DTYPES[wanted]
+    dtype = DTYPES.get(str(wanted), wanted)
+    if dtype not in DTYPES.values():
+        raise ValueError(f"The dtype {wanted!r} is not supported; use 'auto', {', '.join(map(repr, DTYPES))}.")
+    return dtype
 
 
 def _some(names: list[str]) -> str:
