@@ -208,9 +208,9 @@ def test_gguf_cuts_words_as_qwen2_and_gpt2_do(backend):
 def test_gguf_cuts_words_as_llama3_does(backend):
     from transformers.convert_slow_tokenizer import TikTokenConverter
 
-    from paged.models.tokenizer import _WORDS
+    from paged.models.tokenizer import _LLAMA3
 
-    assert _WORDS["llama3"] == inspect.signature(TikTokenConverter.__init__).parameters["pattern"].default
+    assert _LLAMA3 == inspect.signature(TikTokenConverter.__init__).parameters["pattern"].default
     ours = words_of(Tokenizer.from_gguf(gguf_fields(backend, "llama-bpe"))._backend)
     assert ours("I'm 12345!\n\n ok") == ["I", "'m", "Ġ", "123", "45", "!ĊĊ", "Ġok"]
 

@@ -14,18 +14,14 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from paged.models.json_file import read_json
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-_TOKENIZER_FILES = ("tokenizer.model", "vocab.json")  # older forms, which transformers converts
 
 # How each family cuts text into words before byte pairs are merged, by its name in a GGUF file: whether
 # digits stand alone first, and the pattern of a word (None: GPT-2's own, which is built in).
-_WORDS = {
-    "llama3": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-              r"|\s*[\r\n]+|\s+(?!\S)|\s+",
-    "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-             r"|\s*[\r\n]+|\s+(?!\S)|\s+",
-}
-_GGUF_WORDS = {"gpt-2": (False, None), "smollm": (True, None), "llama-bpe": (False, _WORDS["llama3"]),
-               "qwen2": (False, _WORDS["qwen2"]), "deepseek-r1-qwen": (False, _WORDS["qwen2"])}
+_LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+           r"|\s*[\r\n]+|\s+(?!\S)|\s+")
+_QWEN2 = _LLAMA3.replace("{1,3}", "")  # a digit is a word
+_GGUF_WORDS = {"gpt-2": (False, None), "smollm": (True, None), "llama-bpe": (False, _LLAMA3),
+               "qwen2": (False, _QWEN2), "deepseek-r1-qwen": (False, _QWEN2)}
 
 
 class Tokenizer:
@@ -42,7 +38,7 @@ class Tokenizer:
         self._added = {index: token.content for index, token in added.items()}
         self._special_ids = {index for index, token in added.items() if token.special}
         contents = sorted((self._added[index] for index in self._special_ids), key=len, reverse=True)
-        self._special = re.compile("(" + "|".join(map(re.escape, contents)) + ")") if contents else None
+        self._special = re.compile("(" + ("|".join(map(re.escape, contents)) or "(?!)") + ")")  # (?!): nothing
         self._byte_level = "ByteLevel" in str(backend.decoder)
         self.eos_token_id = backend.token_to_id(named_tokens.get("eos_token", ""))
         self.token_bytes = lru_cache(maxsize=None)(self._token_bytes)
@@ -53,8 +49,7 @@ class Tokenizer:
         config = read_json(directory / "tokenizer_config.json")
         template = config.get("chat_template")
         if isinstance(template, list):  # several, by name
-            named = {entry.get("name"): entry.get("template") for entry in template}
-            template = named.get("default")
+            template = {entry.get("name"): entry.get("template") for entry in template}.get("default")
         if (directory / "chat_template.jinja").is_file():
             template = (directory / "chat_template.jinja").read_text(encoding="utf-8")
         if (file := directory / "tokenizer.json").is_file():
@@ -62,8 +57,8 @@ class Tokenizer:
                 backend = tokenizers.Tokenizer.from_file(str(file))
             except Exception as error:  # the library raises nothing narrower
                 raise ValueError(f"{file} cannot be read ({error}): download it again.") from error
-        elif any((directory / name).is_file() for name in _TOKENIZER_FILES):
-            try:
+        elif (directory / "tokenizer.model").is_file() or (directory / "vocab.json").is_file():
+            try:  # older forms, which transformers converts
                 from transformers import AutoTokenizer
 
                 backend = AutoTokenizer.from_pretrained(directory).backend_tokenizer
@@ -101,7 +96,7 @@ class Tokenizer:
         steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None))
         backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
         backend.decoder = decoders.ByteLevel()
-        if pattern == _WORDS["qwen2"]:
+        if pattern == _QWEN2:
             backend.normalizer = normalizers.NFC()
         kinds = fields.get("tokenizer.ggml.token_type", [1] * len(tokens))
         control = [token for token, kind in zip(tokens, kinds, strict=True) if kind == 3]
@@ -138,10 +133,11 @@ class Tokenizer:
         _check(messages)
         written = "".join(message["content"] for message in messages)
         mark = next(character for character in map(chr, range(0xE000, 0xF900)) if character not in written)
-        if self._special is not None:
-            broken = lambda found: found[0][0] + mark + found[0][1:]  # noqa: E731
-            messages = [{**m, "content": self._special.sub(broken, m["content"])} for m in messages]
-        text = self._render(messages)
+
+        def broken(content: str) -> str:
+            return self._special.sub(lambda found: found[0][0] + mark + found[0][1:], content)
+
+        text = self._render([{**message, "content": broken(message["content"])} for message in messages])
         if mark not in text:
             return self._backend.encode(text, add_special_tokens=False).ids
         token_ids: list[int] = []
