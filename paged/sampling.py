@@ -49,22 +49,16 @@ class SamplingParams:
             if not ok:
                 raise ValueError(f"{name} is {getattr(self, name)!r}: it must be {allowed}")
 
-        for name in ("n", "top_k", "max_tokens", "seed", "logprobs"):
+        for name, least in (("n", 1), ("top_k", 0), ("max_tokens", 1), ("seed", None), ("logprobs", 0)):
             value = getattr(self, name)
             if value is not None or name not in ("seed", "logprobs"):
-                object.__setattr__(self, name, whole_number(name, value))
+                object.__setattr__(self, name, whole_number(name, value, least))
         for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
-            value = getattr(self, name)
-            require(name, isinstance(value, Real) and math.isfinite(value), "a finite number")
-            object.__setattr__(self, name, float(value))
-        require("n", self.n >= 1, "at least 1")
+            object.__setattr__(self, name, _finite_number(name, getattr(self, name)))
         require("temperature", self.temperature >= 0, "0 (greedy) or more")
-        require("top_k", self.top_k >= 0, "0 (off) or more")
         require("top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
         require("min_p", 0 <= self.min_p <= 1, "from 0 to 1")
         require("repetition_penalty", self.repetition_penalty > 0, "above 0")
-        require("max_tokens", self.max_tokens >= 1, "at least 1")
-        require("logprobs", self.logprobs is None or self.logprobs >= 0, "0 or more, or None")
         strings = isinstance(self.stop, (str, Collection)) or self.stop is None
         require("stop", strings and all(isinstance(s, str) and s for s in self.stop_strings),
                 "a string or strings, none empty")
@@ -102,8 +96,7 @@ class BeamSearchParams(SamplingParams):
     def __post_init__(self):
         super().__post_init__()
         object.__setattr__(self, "beam_width", whole_number("beam_width", self.beam_width, least=1))
-        if not isinstance(self.length_penalty, Real) or not math.isfinite(self.length_penalty):
-            raise ValueError(f"length_penalty is {self.length_penalty!r}: it must be a finite number")
+        _finite_number("length_penalty", self.length_penalty)
         likeliest = 2 * self.beam_width                                # what it asks of the sampler
         for name, *allowed in (("n", 1), ("temperature", 0), ("top_k", 0), ("top_p", 1), ("min_p", 0),
                                ("repetition_penalty", 1), ("stop", None), ("logprobs", None, likeliest)):
@@ -111,3 +104,9 @@ class BeamSearchParams(SamplingParams):
                 raise ValueError(f"{name} is {getattr(self, name)!r}: beam search takes the likeliest "
                                  f"continuations, leave it at {allowed[0]!r}")
         object.__setattr__(self, "logprobs", likeliest)
+
+
+def _finite_number(name: str, value) -> float:
+    if not isinstance(value, Real) or not math.isfinite(value):
+        raise ValueError(f"{name} is {value!r}: it must be a finite number")
+    return float(value)
