@@ -17,20 +17,10 @@ Follows Kwon et al., "Efficient Memory Management for Large Language Model Servi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 from paged.request import CompletionOutput, Request
 from paged.scheduler import Scheduler
-
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """A finished beam: its generated tokens, their summed log-probability, its score and why it ended."""
-
-    token_ids: list[int]
-    logprob: float
-    score: float
-    finish_reason: str
 
 
 class BeamSearch:
@@ -59,7 +49,7 @@ class BeamSearch:
         first.num_seats = self.params.beam_width
         self._logprob = {first: 0.0}                       # of each live beam
         self._candidates: dict[Request, dict[int, float]] = {}
-        self.hypotheses: list[Hypothesis] = []             # the best so far, best first
+        self.hypotheses: list[tuple[float, CompletionOutput]] = []  # finished beams and their scores, best first
 
     def offer(self, beam: Request, logprobs: dict[int, float] | None) -> bool:
         """Take a beam's likeliest next tokens; True once every beam has offered."""
@@ -101,12 +91,10 @@ class BeamSearch:
     def completions(self, tokenizer=None) -> list[CompletionOutput]:
         """The best hypotheses, best first; with a tokenizer, as text, too."""
         completions = []
-        for index, found in enumerate(self.hypotheses):
+        for index, (_, found) in enumerate(self.hypotheses):
             visible = found.token_ids[:-1] if found.finish_reason == "stop" else found.token_ids
             text = b"" if tokenizer is None else b"".join(map(tokenizer.token_bytes, visible))
-            completions.append(CompletionOutput(
-                index, text=text.decode(errors="replace"), token_ids=found.token_ids,
-                finish_reason=found.finish_reason, cumulative_logprob=found.logprob))
+            completions.append(replace(found, index=index, text=text.decode(errors="replace")))
         return completions
 
     def memory_saved(self) -> float:
@@ -140,8 +128,9 @@ class BeamSearch:
     def _set_aside(self, beam: Request, token: int, logprob: float, reason: str) -> None:
         token_ids = [*beam.completion.token_ids, token]
         score = logprob / len(token_ids) ** self.params.length_penalty
-        self.hypotheses.append(Hypothesis(token_ids, logprob, score, reason))
-        self.hypotheses.sort(key=lambda hypothesis: -hypothesis.score)
+        completion = CompletionOutput(0, token_ids=token_ids, finish_reason=reason, cumulative_logprob=logprob)
+        self.hypotheses.append((score, completion))
+        self.hypotheses.sort(key=lambda hypothesis: -hypothesis[0])
         del self.hypotheses[self.params.beam_width:]
 
     def _decided(self, best_logprob: float, length: int) -> bool:
@@ -153,7 +142,7 @@ class BeamSearch:
             return False
         penalty = self.params.length_penalty
         longest = self.params.max_tokens if penalty > 0 else length + 1
-        return best_logprob / longest ** penalty <= self.hypotheses[-1].score
+        return best_logprob / longest ** penalty <= self.hypotheses[-1][0]
 
     def _count_blocks(self) -> None:
         tables = [beam.block_table for beam in self.live]
