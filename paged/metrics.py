@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from paged.request import RequestOutput, Status
@@ -58,9 +58,6 @@ def summary(trace: Trace, outputs: Iterable[RequestOutput] = ()) -> dict:
     occupancy = [row["used"] / row["blocks"] for row in rows]
     prefill, cached = (sum(row[name] for row in rows) for name in ("prefill", "cached"))
     references = sum(row["references"] for row in rows)
-    first = [o.metrics.time_to_first_token for o in outputs if o.metrics.first_token_time is not None]
-    between = [o.metrics.time_per_output_token for o in outputs
-               if o.metrics.time_per_output_token is not None]
     return {
         "steps": len(rows), "seconds": sum(row["seconds"] for row in rows),
         "requests": len(outputs), "output_tokens": sum(o.metrics.num_output_tokens for o in outputs),
@@ -70,13 +67,15 @@ def summary(trace: Trace, outputs: Iterable[RequestOutput] = ()) -> dict:
         "memory_saved_by_sharing": 1 - sum(row["used"] for row in rows) / references if references else None,
         "waiting_peak": max((row["waiting"] + row["swapped"] for row in rows), default=0),
         "preemptions": sum(row["preempted"] for row in rows),
-        "time_to_first_token": _spread(first), "time_per_output_token": _spread(between)}
+        "time_to_first_token": _spread(o.metrics.time_to_first_token for o in outputs),
+        "time_per_output_token": _spread(o.metrics.time_per_output_token for o in outputs)}
 
 
-def _spread(values: Sequence[float]) -> dict | None:
-    if not values:
+def _spread(values: Iterable[float | None]) -> dict | None:
+    """Median, 99th percentile and largest of the values there are; None if there is none."""
+    ordered = sorted(value for value in values if value is not None)
+    if not ordered:
         return None
-    ordered = sorted(values)
     return {"median": statistics.median(ordered), "p99": ordered[-(-99 * len(ordered) // 100) - 1],
             "max": ordered[-1]}
 

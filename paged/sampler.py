@@ -104,11 +104,7 @@ def _draw(logits: Tensor, peak: Tensor, requests: Sequence[Any]) -> Tensor:
     else:
         ids, order = ids.sort(dim=-1)
         tokens = ids.gather(1, _pick(kept.gather(1, order), points[at])[:, None])[:, 0]
-    if len(cut) == len(params):
-        return tokens
-    free = torch.tensor(sorted(set(range(len(params))) - set(cut)), device=logits.device)
-    picked = torch.empty(len(params), dtype=torch.long, device=logits.device)
-    return picked.index_copy(0, at, tokens).index_copy(0, free, _pick(weights[free], points[free]))
+    return tokens if len(cut) == len(params) else _pick(weights, points).index_copy(0, at, tokens)
 
 
 def _likeliest(weights: Tensor, params: Sequence[Any]) -> tuple[Tensor, Tensor]:
