@@ -92,9 +92,9 @@ def test_the_parts_of_a_step_on_the_clock():
 
 
 def test_the_peer_benchmark_records(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(peer, "SMOLLM2", ModelConfig("llama", **{name: getattr(TINY, name) for name in (
-        "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
-        "tie_word_embeddings", "max_position_embeddings")}))
+    monkeypatch.setattr(peer, "SMOLLM2", peer.SMOLLM2 | {
+        "vocab_size": 10_001, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 4096})
     path = tmp_path / "record.json"
     peer.main(["--device", "cpu", "--rounds", "2", "--prompt", "4", "--tokens", "3", "--output", str(path)])
     assert {len(samples) for samples in json.loads(path.read_text())["seconds"].values()} == {2}

@@ -21,11 +21,12 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from paged.attention import BACKENDS, choose_backend
-from paged.bench.common import machine
+from paged.bench.common import check_output, machine
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 16, 8, 128             # Qwen3-0.6B
 DTYPE = torch.bfloat16
 TOKEN_BYTES = 2 * NUM_KV_HEADS * HEAD_DIM * DTYPE.itemsize  # K and V
+REPETITIONS = 30                                           # samples of each time
 NO_GRAPH = ("torch", "reference")                          # backends that look at lengths on the CPU
 
 
@@ -155,40 +156,40 @@ def contenders(shape: Shape, inputs: Inputs) -> Iterable[tuple[str, Callable, li
                inputs.contiguous(shape))
 
 
-def measure(shape: Shape, pool: torch.Tensor, device: str, repetitions: int) -> list[dict]:
+def measure(shape: Shape, pool: torch.Tensor) -> list[dict]:
     """One row a contender: raw samples in microseconds, or the reason why there are none."""
     rows = []
-    inputs = Inputs(shape, pool, device, sets=16)
+    inputs = Inputs(shape, pool, pool.device, sets=16)
     for name, function, sets in contenders(shape, inputs):
         row = {"kind": shape.kind, "shape": shape.name, "block_size": shape.block_size, "backend": name,
                "bytes": shape.bytes, "flops": shape.flops}
         try:
-            row["call_us"] = call_times(function, sets, repetitions)
+            row["call_us"] = call_times(function, sets, REPETITIONS)
             if name not in NO_GRAPH:
-                row["graph_us"] = graph_times(function, sets, repetitions)
+                row["graph_us"] = graph_times(function, sets, REPETITIONS)
         except (RuntimeError, ValueError) as error:        # out of memory, or a mask that SDPA does not take
             row["failed"] = str(error).splitlines()[0]
         rows.append(row)
     return rows
 
 
-def measure_store(pool: torch.Tensor, device: str, repetitions: int, num_tokens: int = 16_384) -> list[dict]:
+def measure_store(pool: torch.Tensor, num_tokens: int = 16_384) -> list[dict]:
     """The store kernel on slices of a fused projection, and a plain copy of as many bytes."""
     from paged.attention.triton_store import store
 
     blocks = torch.randperm(pool.shape[1] // 16)[: 4 * num_tokens // 16]
-    slots = (blocks[:, None] * 16 + torch.arange(16)).view(4, num_tokens).to(device)
-    fused = torch.randn(4, num_tokens, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM, device=device, dtype=DTYPE)
+    slots = (blocks[:, None] * 16 + torch.arange(16)).view(4, num_tokens).to(pool.device)
+    fused = torch.randn(4, num_tokens, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM, device=pool.device, dtype=DTYPE)
     caches = [x[: x.shape[0] // 16 * 16].unflatten(0, (-1, 16)) for x in pool]
     sets = [(x[:, NUM_HEADS:-NUM_KV_HEADS], x[:, -NUM_KV_HEADS:], *caches, s) for x, s in zip(fused, slots)]
-    source, target = torch.randn(2, 4, num_tokens, TOKEN_BYTES // DTYPE.itemsize, device=device).to(DTYPE)
+    source, target = torch.randn(2, 4, num_tokens, TOKEN_BYTES // DTYPE.itemsize, device=pool.device).to(DTYPE)
     rows = []
     for name, function, inputs in (("triton", store, sets),
                                    ("copy", lambda a, b: b.copy_(a), list(zip(source, target)))):
         rows.append({"kind": "store", "shape": f"{num_tokens:,} tokens", "block_size": 16, "backend": name,
                      "bytes": 2 * num_tokens * TOKEN_BYTES, "flops": 0,
-                     "call_us": call_times(function, inputs, repetitions),
-                     "graph_us": graph_times(function, inputs, repetitions)})
+                     "call_us": call_times(function, inputs, REPETITIONS),
+                     "graph_us": graph_times(function, inputs, REPETITIONS)})
     return rows
 
 
@@ -227,27 +228,22 @@ def main(argv: list[str] | None = None) -> int:
     """Measure every shape, print the table and write the record; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m paged bench kernels",
                                      description=__doc__.split("\n\n")[0])
-    parser.add_argument("--output", type=Path, metavar="FILE",
-                        help="also write the record, with raw samples, as JSON")
-    parser.add_argument("--repetitions", type=int, default=30, metavar="N",
-                        help="samples of each time (default 30)")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="also write the record, with raw samples, as JSON")
     args = parser.parse_args(argv)
-    if args.repetitions < 1:
-        raise ValueError(f"--repetitions is {args.repetitions}: it must be at least 1")
+    check_output(args.output)
     if not torch.cuda.is_available():
         raise ValueError("this benchmark needs a CUDA device: Triton's interpreter shows what a kernel "
                          "computes, and its time says nothing about a GPU")
-    device = "cuda"
-    record = machine("python -m paged bench kernels") | ceilings(device, args.repetitions)
+    record = machine("python -m paged bench kernels") | ceilings("cuda", REPETITIONS)
     record |= {"dtype": "bfloat16", "heads": [NUM_HEADS, NUM_KV_HEADS, HEAD_DIM], "rows": []}
     tokens = min(2**20, torch.cuda.mem_get_info()[0] // 2 // TOKEN_BYTES) // 256 * 256
-    pool = torch.randn(2, tokens, NUM_KV_HEADS, HEAD_DIM, device=device, dtype=DTYPE)
+    pool = torch.randn(2, tokens, NUM_KV_HEADS, HEAD_DIM, device="cuda", dtype=DTYPE)
     for shape in tqdm(all_shapes(), desc="shapes"):
         try:
-            record["rows"] += measure(shape, pool, device, args.repetitions)
+            record["rows"] += measure(shape, pool)
         except ValueError as error:
             tqdm.write(str(error))
-    record["rows"] += measure_store(pool, device, args.repetitions)
+    record["rows"] += measure_store(pool)
     print(table(record))
     if args.output:
         args.output.write_text(json.dumps(record) + "\n", encoding="utf-8")

@@ -20,25 +20,13 @@ from paged.bench.common import check_output, machine
 from paged.bench.workload import random_model, with_other_first_tokens
 from paged.checks import whole_number
 from paged.llm import LLM
-from paged.models.config import ModelConfig
+from paged.models.config import from_huggingface
 from paged.models.loader import use_device
 from paged.sampling import SamplingParams
 
-SMOLLM2 = ModelConfig("llama", vocab_size=49_152, hidden_size=576, intermediate_size=1536, num_layers=30, num_heads=9,
-                      num_kv_heads=3, head_dim=64, rms_norm_eps=1e-5, rope_theta=1e5, tie_word_embeddings=True,
-                      max_position_embeddings=8192)
-
-
-def transformers_model(device: torch.device, dtype: torch.dtype):
-    """The same shapes in transformers."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    c = SMOLLM2
-    config = LlamaConfig(vocab_size=c.vocab_size, hidden_size=c.hidden_size, intermediate_size=c.intermediate_size,
-                         num_hidden_layers=c.num_layers, num_attention_heads=c.num_heads,
-                         num_key_value_heads=c.num_kv_heads, head_dim=c.head_dim, tie_word_embeddings=True,
-                         max_position_embeddings=c.max_position_embeddings, eos_token_id=None, bos_token_id=None)
-    return LlamaForCausalLM(config).to(device, dtype).eval()
+SMOLLM2 = {"model_type": "llama", "vocab_size": 49_152, "hidden_size": 576, "intermediate_size": 1536,
+           "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64,
+           "rms_norm_eps": 1e-5, "rope_theta": 1e5, "tie_word_embeddings": True, "max_position_embeddings": 8192}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -56,10 +44,12 @@ def main(argv: list[str] | None = None) -> int:
     check_output(args.output)
     device = use_device(args.device)
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    loaded = random_model(SMOLLM2, device, dtype)
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    loaded = random_model(from_huggingface(SMOLLM2), device, dtype)
     loaded.decoder.pack()
     llm = LLM(loaded, max_model_len=args.prompt + args.tokens)
-    theirs = transformers_model(device, dtype)
+    theirs = LlamaForCausalLM(LlamaConfig(**SMOLLM2, eos_token_id=None, bos_token_id=None)).to(device, dtype).eval()
     prompts = [[(31 * i + j) % 10_000 for j in range(args.prompt)] for i in range(8)]
     params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=args.tokens)
 
