@@ -14,6 +14,7 @@ import json
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -143,16 +144,12 @@ def contenders(shape: Shape, inputs: Inputs) -> Iterable[tuple[str, Callable, li
         except ValueError:
             continue
         longest = {"max_query_len": max(shape.queries)} if name not in NO_GRAPH else {}
-        yield name, lambda *a, run=module.run, longest=longest: run(*a, **longest), inputs.sets
+        yield name, partial(module.run, **longest), inputs.sets
     if shape.kind != "mixed" and len(set(shape.contexts)) == 1:
-        options = {"scale": HEAD_DIM**-0.5, "enable_gqa": True}
-        if shape.kind == "prefill":
-            from torch.nn.attention.bias import causal_lower_right
+        from torch.nn.attention.bias import causal_lower_right
 
-            whole = shape.queries == shape.contexts
-            options |= {"is_causal": True} if whole else {
-                "attn_mask": causal_lower_right(shape.queries[0], shape.contexts[0])}
-        yield ("sdpa", lambda q, k, v: F.scaled_dot_product_attention(q, k, v, **options),
+        mask = causal_lower_right(shape.queries[0], shape.contexts[0]) if shape.kind == "prefill" else None
+        yield ("sdpa", lambda q, k, v: F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True),
                inputs.contiguous(shape))
 
 

@@ -72,20 +72,16 @@ class Stopwatch:
         return timed
 
 
-def measure(load: Callable, cache: str, block_size: int, capacity: int = 60_000, answer: int = 24) -> dict:
-    """Serve a load; returns its hit rate (share of prompt tokens found) and what the cache cost.
-
-    Args:
-        capacity: tokens of the pool.
-        answer: tokens generated for each prompt.
-    """
-    engine = Engine(EngineConfig(num_blocks=capacity // block_size, block_size=block_size,
+def measure(load: Callable, cache: str, block_size: int) -> dict:
+    """Serve a load from a pool of 60,000 tokens, with answers of 24; returns its hit rate (share of prompt tokens
+    found) and what the cache cost."""
+    engine = Engine(EngineConfig(num_blocks=60_000 // block_size, block_size=block_size,
                                  max_model_len=8192, prefix_cache=cache), NoModel())
     watch = Stopwatch(engine.prefix_cache)
     served = []
 
     def turn(prompts: list[list[int]]) -> list[list[int]]:
-        ids = [engine.add_request(prompt, SamplingParams(max_tokens=answer)) for prompt in prompts]
+        ids = [engine.add_request(prompt, SamplingParams(max_tokens=24)) for prompt in prompts]
         outputs = {}
         while engine.has_unfinished():
             outputs |= {output.request_id: output for output in engine.step()}
