@@ -5,6 +5,7 @@ then opened in Chromium, light and dark, wide and on a phone: no script errors, 
 sideways scrolling, buttons that lead to the right place, figures that react to the keyboard.
 """
 
+import ast
 import os
 import re
 import subprocess
@@ -18,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "book"))
 import sync
 
+from paged.notebook import record
 from tests.serving import served
 
 pytestmark = pytest.mark.book
@@ -57,6 +59,78 @@ def test_the_repository_is_named_once():
             if REPOSITORY["url"] in path.read_text(encoding="utf-8", errors="ignore"):
                 naming.append(name.as_posix())
     assert naming == ["_config.yml"]
+
+
+def test_the_versions_of_the_decode_kernel_are_recorded():
+    """The closing figure of Kernels has a bar for every version on every batch, and each listing its times."""
+    chapter = (ROOT / "book" / "kernels.md").read_text(encoding="utf-8")
+    steps = record("kernels_versions_h200")
+    shapes = {row["shape"] for row in steps["rows"]}
+    versions = re.findall(r'^figures\("(\w+)"\)$', chapter, re.M)
+    assert len(versions) == 6 and shapes == {"64 × 4,096", "1 × 8,192", "64 skewed"}
+    rows = {(row["version"], row["shape"]): row["graph_us"] for row in steps["rows"]}
+    assert set(rows) == {(version, shape) for version in versions for shape in shapes}
+    assert all(len(times) == 20 for times in rows.values())
+    figure = chapter[chapter.index("def plot_versions"):].split("```")[0]
+    assert figure.count("\nplot_versions()\n") == 1 and "step(name, shape)[1]" in figure
+    assert [version for version in re.findall(r'\("(\w+)", "', figure) if version in versions] == versions
+    assert 'steps = record("kernels_versions_h200")' in chapter and all(f'"{shape}"' in figure for shape in shapes)
+
+
+RESOURCES = """
+import subprocess, tempfile
+from pathlib import Path
+import torch, triton
+from measure_kernels import versions_of
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", float: "fp32", int: "i32"}
+
+def compile_and_report(kernel, *args, grid, warmup, **options):
+    bound = dict(zip(kernel.arg_names, args)) | options
+    signature, constants, aligned = {}, {}, {}
+    for i, (name, parameter) in enumerate(zip(kernel.arg_names, kernel.params)):
+        tensor = isinstance(bound[name], torch.Tensor)
+        kind = TYPES.get(bound[name].dtype if tensor else type(bound[name]))
+        signature[name] = "constexpr" if parameter.is_constexpr else kind
+        if parameter.is_constexpr:
+            constants[(i,)] = bound[name]
+        elif tensor or bound[name] % 16 == 0:
+            aligned[(i,)] = [["tt.divisibility", 16]]
+    launch = {name: options[name] for name in ("num_warps", "num_stages") if name in options}
+    binary = triton.compile(ASTSource(kernel, signature, constants, aligned), GPUTarget("cuda", 90, 32), launch)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary.asm["cubin"])
+        file.flush()
+        usage = subprocess.run([triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name], text=True,
+                               stdout=subprocess.PIPE, check=True).stdout
+    print(kernel.__name__, usage.split("REG:")[1].split()[0], binary.metadata.shared)
+
+JITFunction.run = compile_and_report
+q, k = torch.zeros(64, 16, 128, dtype=torch.bfloat16), torch.zeros(4, 16, 8, 128, dtype=torch.bfloat16)
+tables = torch.zeros(64, 256, dtype=torch.int32)
+with tempfile.TemporaryDirectory() as folder:
+    for version in versions_of(Path("book/kernels.md"), Path(folder)):
+        if version.__name__ in ("heads_together", "pipelined"):
+            version(q, k, k, tables, tables[:, 0].contiguous(), 0.1)
+"""
+
+
+def test_programs_that_fit_on_a_multiprocessor(tmp_path):
+    """Kernels explains versions 3 and 4 by them: compiled for an H200, by registers and shared memory."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path),
+                   "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "book")])}
+    run = subprocess.run([sys.executable, "-c", RESOURCES], env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-3000:]
+    fits = {}
+    for line in run.stdout.splitlines():
+        kernel, registers, shared = line.split()
+        by_registers = 2**16 // (4 * 32 * 8 * -(-int(registers) // 8))         # 4 warps; handed out in eights
+        fits[kernel] = min(by_registers, 228 * 2**10 // (int(shared) + 2**10))  # 1 KiB a program is the system's
+    said = re.search(r"^fit = (\{.*?\})", (ROOT / "book" / "kernels.md").read_text(encoding="utf-8"), re.M)
+    assert ast.literal_eval(said[1]) == {"heads_together": fits["group_kernel"], "pipelined": fits["split_kernel"]}
 
 
 @pytest.fixture(scope="session")
