@@ -10,7 +10,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from itertools import count, repeat
+from itertools import chain, count, repeat
 from operator import index
 
 from paged.batch import Batch
@@ -157,6 +157,8 @@ class Engine:
             self.check_integrity()
             assert not self._groups and self.block_pool.num_free() == self.config.num_blocks
         except Exception:                                  # caught in the middle of an update: start afresh
+            for request in [*chain(*self._groups.values()), *self.scheduler.running]:
+                request.status = Status.FINISHED           # nothing that a runner keeps for it is needed any more
             self._build()
 
     # ── one step ──────────────────────────────────────────────────────────────────────────────────────

@@ -47,7 +47,7 @@ def _norm_scale(x_ptr, row, eps, WIDTH: tl.constexpr, PADDED_WIDTH: tl.constexpr
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def _rotate_and_store_kernel(qkv_ptr, x_ptr, bias_ptr, positions_ptr, slots_ptr, rotation_ptr, q_norm_ptr, k_norm_ptr,
-                             k_cache_ptr, v_cache_ptr, eps, num_tokens, k_block, k_row,
+                             q_ptr, k_cache_ptr, v_cache_ptr, eps, num_tokens, k_block, k_row,
                              NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
                              BLOCK_SIZE: tl.constexpr, NORM: tl.constexpr, HEADS: tl.constexpr,
                              PADDED_DIM: tl.constexpr, SCALE: tl.constexpr, BIAS: tl.constexpr, WIDTH: tl.constexpr,
@@ -68,6 +68,7 @@ def _rotate_and_store_kernel(qkv_ptr, x_ptr, bias_ptr, positions_ptr, slots_ptr,
                           tl.load(k_norm_ptr + dim, mask=valid, other=0.0)[None, :]).to(tl.float32)
         weight_y = tl.where(is_q, tl.load(q_norm_ptr + partner, mask=valid, other=0.0)[None, :],
                             tl.load(k_norm_ptr + partner, mask=valid, other=0.0)[None, :]).to(tl.float32)
+    # Before the wait: written by kernels that an ordinary launch between has sealed off.
     position = tl.load(positions_ptr + token)
     slot = tl.load(slots_ptr + token).to(tl.int64)
     angle = tl.maximum(position, 0).to(tl.int64) * HEAD_DIM + dim % half       # cos of half the dims, then sin
@@ -96,7 +97,7 @@ def _rotate_and_store_kernel(qkv_ptr, x_ptr, bias_ptr, positions_ptr, slots_ptr,
     turned = x * cos + tl.where(dim < half, -1.0, 1.0)[None, :] * y * sin
     result = tl.where(is_v, value, turned).to(qkv_ptr.dtype.element_ty)
 
-    tl.store(row + dim[None, :], result, mask=inside & is_q)           # q stays in place, for attention
+    tl.store(q_ptr + (token * NUM_HEADS + head)[:, None] * HEAD_DIM + dim[None, :], result, mask=inside & is_q)
     if slot < 0:
         return
     kv_head = tl.where(is_v, head[:, None] - NUM_HEADS - NUM_KV_HEADS, head[:, None] - NUM_HEADS)
@@ -112,7 +113,7 @@ def rotate_and_store(qkv: torch.Tensor, x: torch.Tensor | None, bias: torch.Tens
     """Finish Q, K and V of the product `qkv`, turn Q and K, and write K and V to their slots; returns Q.
 
     Args:
-        qkv: [tokens, (num_heads + 2 num_kv_heads) × head_dim], contiguous; its Q part is overwritten.
+        qkv: [tokens, (num_heads + 2 num_kv_heads) × head_dim], contiguous.
         x: [tokens, hidden], contiguous; where given, qkv is multiplied by the scale of its RMSNorm.
         bias: that of the product, or None.
         positions, slots: [tokens]; −1 for padding, which writes nothing.
@@ -120,18 +121,19 @@ def rotate_and_store(qkv: torch.Tensor, x: torch.Tensor | None, bias: torch.Tens
         q_norm, k_norm: weights of a norm of each head, or None.
         k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim] of this layer, strides alike.
 
-    Returns a view [tokens, num_heads, head_dim] of qkv.
+    Returns [tokens, num_heads, head_dim]; rows of padding are left as they are.
     """
     _, block_size, num_kv_heads, head_dim = k_cache.shape
     num_tokens, all_heads = len(qkv), num_heads + 2 * num_kv_heads
     heads, warps = (4, 1) if num_tokens < 64 else (8, 4) if num_tokens < 1024 else (8, 1)
+    q = torch.empty(num_tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
     _rotate_and_store_kernel[num_tokens, triton.cdiv(all_heads, heads)](
         qkv, qkv if x is None else x, qkv if bias is None else bias, positions, slots, rotation,
-        qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm, k_cache, v_cache, eps, num_tokens,
+        qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm, q, k_cache, v_cache, eps, num_tokens,
         *k_cache.stride()[:2], NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size, NORM=q_norm is not None, HEADS=heads, PADDED_DIM=triton.next_power_of_2(head_dim),
         BIAS=bias is not None, num_warps=warps, **_scaled_by(x), **_launch(starts_early(qkv.device)))
-    return qkv.view(num_tokens, all_heads, head_dim)[:, :num_heads]
+    return q
 
 
 def rotation_table(frequencies: torch.Tensor, max_positions: int) -> torch.Tensor:
@@ -218,9 +220,9 @@ def _draw_kernel(logits_ptr, seats_ptr, seq_lens_ptr, temperatures_ptr, seeds_pt
     inside = part < SLICES
     tops = tl.load(top_ptr + at, mask=inside, other=float("-inf"))
     best = tl.max(tops, 0)
-    broken = (tl.max((tops != tops).to(tl.int32), 0) > 0) | (best == float("-inf"))
+    broken = (tl.max((tops != tops).to(tl.int32), 0) > 0) | (tl.abs(best) == float("inf"))
     chosen = tl.min(tl.where(tops == best, tl.load(index_ptr + at, mask=inside, other=2147483647), 2147483647), 0)
-    if (temperature > 0) & (best < float("inf")) & (broken == 0):
+    if (temperature > 0) & (broken == 0):
         sharpness = 1.4426950408889634 / tl.maximum(temperature, 1e-10)
         weights = tl.load(weight_ptr + at, mask=inside, other=0.0)
         weights = tl.where(inside & (tops > float("-inf")), weights * tl.exp2((tops - best) * sharpness), 0.0)
@@ -244,7 +246,8 @@ def sample(logits: torch.Tensor, seats: torch.Tensor, seq_lens: torch.Tensor, te
     picks a slice, and reads that slice again to pick the token. One random number a row, no sort.
 
     Args:
-        logits: [rows, vocab_size], contiguous. A row with NaN gives −1 in out.
+        logits: [rows, vocab_size], contiguous. A row with NaN or infinity, or with nothing above −infinity, gives −1 in
+            out.
         seats, seq_lens: [rows]; the seat of each row, and the length of its context.
         temperatures, seeds, tokens: one a seat; the token drawn is written to tokens[seat] and to out[row].
     """

@@ -16,6 +16,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from tqdm import tqdm
@@ -40,13 +41,19 @@ class StepInputs:
     def __init__(self, num_tokens: int, num_rows: int, device: torch.device):
         self.num_tokens, self.num_rows = num_tokens, num_rows
         sizes = [num_tokens] * 3 + [num_rows] * 3 + [num_rows + 1]
-        self.gpu = torch.empty(sum(sizes), dtype=torch.int32, device=device)
-        self.ids, self.positions, self.rows, self.seats, self.new_blocks, self.seq_lens, self.query_start_loc = (
-            self.gpu.split(sizes))
+        # Each begins at a multiple of 16 bytes: Triton compiles a kernel anew for addresses that do not.
+        places = [-(-size // 4) * 4 for size in sizes]
+
+        def parts(array: torch.Tensor) -> list[torch.Tensor]:
+            return [part[:size] for part, size in zip(array.split(places), sizes)]
+
+        self.gpu = torch.zeros(sum(places), dtype=torch.int32, device=device)
+        (self.ids, self.positions, self.rows, self.seats, self.new_blocks, self.seq_lens,
+         self.query_start_loc) = parts(self.gpu)
         # Two twins: one may still be on its way to the GPU while the next step is written to the other.
         pinned = device.type == "cuda"
-        self._twins = [torch.empty(sum(sizes), dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
-        self._views = [[part.numpy() for part in twin.split(sizes)] for twin in self._twins]
+        self._twins = [torch.empty(sum(places), dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
+        self._views = [[part.numpy() for part in parts(twin)] for twin in self._twins]
         self._turn = 0
 
     def send(self, values: Sequence[Sequence[int]], padding: Sequence[int]) -> None:
@@ -84,15 +91,18 @@ class GraphRunner(ModelRunner):
         self.tokens = torch.zeros(max_num_seqs + 1, dtype=torch.int32, device=self.device)
         self.temperatures = torch.zeros(max_num_seqs + 1, dtype=torch.float32, device=self.device)
         self.seeds = torch.zeros(max_num_seqs + 1, dtype=torch.int64, device=self.device)
+        # What every step writes, graph or not: one copy for all sizes.
+        self.logits = torch.empty(max_num_seqs, decoder.config.vocab_size, dtype=kv.data.dtype, device=self.device)
+        self.drawn = torch.empty(max_num_seqs, dtype=torch.int32, device=self.device)
         self._seat_of: dict[Request, int] = {}
         self._free_seats = list(range(max_num_seqs))
         self._sent: dict[int, tuple[list[int], int]] = {}    # seat -> its block table, and blocks sent of it
-        self._steps: dict[tuple[int, int], tuple] = {}       # (tokens, rows) -> (inputs, outputs, graph)
-        step = 8 if max_num_seqs >= 8 else 1
+        self._steps: dict[tuple[int, int], tuple] = {}       # (tokens, rows) -> (inputs, replay)
+        most = min(max_num_seqs, max_num_batched_tokens)     # requests of a decode step
+        step = 8 if most >= 8 else 1
         last = next((size for size in MIXED_SIZES if size >= max_num_batched_tokens), MIXED_SIZES[-1])
         self.mixed_sizes = [size for size in MIXED_SIZES if size <= last]
-        self.decode_sizes = sorted({1, 2, 4} & set(range(max_num_seqs + 1))
-                                   | set(range(step, max_num_seqs + 1, step)) | {max_num_seqs})
+        self.decode_sizes = sorted({1, 2, 4} & set(range(most + 1)) | set(range(step, most + 1, step)) | {most})
 
     # ── a step ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -102,6 +112,7 @@ class GraphRunner(ModelRunner):
     @torch.inference_mode()
     def launch(self, batch: Batch):
         """Start a step; returns what `collect` wants."""
+        self._use_device()
         self.move_blocks(batch)
         if not batch.requests:
             return None
@@ -109,25 +120,27 @@ class GraphRunner(ModelRunner):
         num_tokens, num_rows = len(batch.input_ids), len(seats)
         decode = num_tokens == num_rows
         new_blocks = self._send_tables(batch, seats, decode)
-        inputs, outputs, graph = self._step_for(num_tokens, num_rows, decode)
+        inputs, replay = self._step_for(num_tokens, num_rows, decode)
         rows = (list(range(num_rows)) if decode else
                 [row for row in range(num_rows)
                  for _ in range(batch.query_start_loc[row + 1] - batch.query_start_loc[row])])
         inputs.send((batch.input_ids, batch.positions, rows, seats, new_blocks, batch.seq_lens,
                      batch.query_start_loc), (0, -1, 0, self.max_num_seqs, -1, 0, num_tokens))
-        if graph is None:
-            outputs = self._run(inputs)
-        else:
-            graph.replay()
-        logits, drawn = outputs
-        self._redraw(batch, seats, logits, drawn)
+        replay()
+        drawn = self.drawn[:num_rows]
+        self._redraw(batch, seats, self.logits[:num_rows], drawn)
         if self.device.type != "cuda":
-            return drawn[:num_rows].clone(), None
+            return drawn.clone(), None
         host = torch.empty(num_rows, dtype=torch.int32, pin_memory=True)
-        host.copy_(drawn[:num_rows], non_blocking=True)
+        host.copy_(drawn, non_blocking=True)
         done = torch.cuda.Event()
         done.record()
         return host, done
+
+    def _use_device(self) -> None:
+        """Triton launches on the current device, which another engine or a new thread may have left elsewhere."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
 
     def collect(self, handle) -> list[int]:
         """The tokens of a step, one a request of its batch; waits for the GPU."""
@@ -138,11 +151,11 @@ class GraphRunner(ModelRunner):
             done.synchronize()
         tokens = host.tolist()
         if -1 in tokens:
-            raise ValueError(f"the logits of request {tokens.index(-1)} of a batch of {len(tokens)} hold NaN: the "
-                             f"weights are damaged, or {self.kv.data.dtype} is too narrow for this model")
+            raise ValueError(f"the logits of request {tokens.index(-1)} of a batch of {len(tokens)} hold NaN or "
+                             f"infinity: the weights are damaged, or {self.kv.data.dtype} is too narrow for this model")
         return tokens
 
-    def _run(self, inputs: StepInputs) -> tuple[torch.Tensor, torch.Tensor]:
+    def _run(self, inputs: StepInputs) -> None:
         """The step itself, on the GPU from end to end; this is what graphs capture."""
         ids, slots = prepare(inputs.ids, inputs.positions, inputs.rows, inputs.seats, inputs.new_blocks,
                              self.tables, self.tokens, self.kv.block_size)
@@ -156,10 +169,8 @@ class GraphRunner(ModelRunner):
         x = self.fused(ids, inputs.positions, slots, attend)
         if longest is None:
             x = x.index_select(0, (inputs.query_start_loc[1:] - 1).clamp(min=0))     # each request's last token
-        logits = self.fused.logits(x)
-        drawn = torch.empty(inputs.num_rows, dtype=torch.int32, device=self.device)
-        sample(logits, inputs.seats, inputs.seq_lens, self.temperatures, self.seeds, self.tokens, drawn)
-        return logits, drawn
+        logits = self.fused.logits(x, out=self.logits[:inputs.num_rows])
+        sample(logits, inputs.seats, inputs.seq_lens, self.temperatures, self.seeds, self.tokens, self.drawn)
 
     def _redraw(self, batch: Batch, seats: list[int], logits: torch.Tensor, drawn: torch.Tensor) -> None:
         """Rows that ask for more than a temperature go through the full sampler, which waits for the GPU."""
@@ -180,14 +191,15 @@ class GraphRunner(ModelRunner):
         if len(newcomers) > len(self._free_seats):           # take back the seats of those who run no more
             for other in [r for r in self._seat_of if r.status is not Status.RUNNING]:
                 self._free_seats.append(self._seat_of.pop(other))
-        for request in newcomers:
-            seat = self._seat_of[request] = self._free_seats.pop()
-            self._sent.pop(seat, None)
         if newcomers:
-            seats = self._to_gpu([self._seat_of[request] for request in newcomers], torch.int64)
-            self.temperatures.index_copy_(0, seats, self._to_gpu([r.params.temperature for r in newcomers],
-                                                                 torch.float32))
-            self.seeds.index_copy_(0, seats, self._to_gpu([r.seed % 2**63 for r in newcomers], torch.int64))
+            taken = self._free_seats[:-len(newcomers) - 1:-1]                # the order in which they are popped
+            at = self._to_gpu(taken, torch.int64)
+            temperatures = [min(request.params.temperature, 1e30) for request in newcomers]    # float32 ends at 3e38
+            self.temperatures.index_copy_(0, at, self._to_gpu(temperatures, torch.float32))
+            self.seeds.index_copy_(0, at, self._to_gpu([r.seed % 2**63 for r in newcomers], torch.int64))
+            for request in newcomers:                        # now that all has gone well
+                seat = self._seat_of[request] = self._free_seats.pop()
+                self._sent.pop(seat, None)
         return [self._seat_of[request] for request in requests]
 
     def _to_gpu(self, values: list, dtype: torch.dtype) -> torch.Tensor:
@@ -225,7 +237,7 @@ class GraphRunner(ModelRunner):
     # ── graphs ────────────────────────────────────────────────────────────────────────────────────────
 
     def _step_for(self, num_tokens: int, num_rows: int, decode: bool):
-        """Inputs, outputs and graph for a step of this size; a graph of None means: run it as it is."""
+        """Inputs of a step of this size, and what runs it."""
         if self.use_graphs:
             if decode:
                 size = next(size for size in self.decode_sizes if size >= num_rows)
@@ -233,7 +245,8 @@ class GraphRunner(ModelRunner):
             size = next((size for size in self.mixed_sizes if size >= num_tokens), None)
             if size is not None:
                 return self._steps[size, self._mixed_rows(size)]
-        return StepInputs(num_tokens, num_rows, self.device), None, None
+        inputs = StepInputs(num_tokens, num_rows, self.device)
+        return inputs, partial(self._run, inputs)
 
     def _mixed_rows(self, num_tokens: int) -> int:
         return min(self.max_num_seqs, num_tokens - 1)        # fewer rows than tokens: this is no decode step
@@ -241,18 +254,21 @@ class GraphRunner(ModelRunner):
     @torch.inference_mode()
     def capture(self, use_tqdm: bool = True, only_largest: bool = False) -> float:
         """Capture every size, the largest first, or only the largest; returns the seconds it took."""
+        self._use_device()
         start = time.perf_counter()
         sizes = [(size, self._mixed_rows(size)) for size in self.mixed_sizes]
         sizes += [(size, size) for size in self.decode_sizes]
         if only_largest:
-            sizes = [max(sizes), (self.max_num_seqs, self.max_num_seqs)]
+            sizes = [sizes[len(self.mixed_sizes) - 1], sizes[-1]]
         # Garbage of an earlier engine may hold graphs, and to destroy one during a capture breaks the capture.
         gc.collect()
+        collecting = gc.isenabled()
         gc.disable()
         try:
             self._capture_sizes(sizes, use_tqdm)
         finally:
-            gc.enable()
+            if collecting:
+                gc.enable()
         return time.perf_counter() - start
 
     def _capture_sizes(self, sizes: list[tuple[int, int]], use_tqdm: bool) -> None:
@@ -261,26 +277,15 @@ class GraphRunner(ModelRunner):
                                          disable=not use_tqdm, dynamic_ncols=True):
             inputs = StepInputs(num_tokens, num_rows, self.device)
             inputs.send(([],) * 7, (0, -1, 0, self.max_num_seqs, -1, 0, 0))
-            outputs = self._run(inputs)                      # compiles kernels and fills caches outside the graph
-            graph = _Replay(lambda inputs=inputs: self._run(inputs), outputs)
+            replay = partial(self._run, inputs)              # where there is no CUDA, the step is run again
+            replay()                                         # compiles kernels and fills caches outside the graph
             if self.device.type == "cuda":
                 torch.cuda.synchronize()
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, pool=pool):
-                    outputs = self._run(inputs)
-                pool = graph.pool()
-            self._steps[num_tokens, num_rows] = inputs, outputs, graph
-
-
-class _Replay:
-    """Stands for a CUDA graph where there is no CUDA: runs the step again, into the same outputs."""
-
-    def __init__(self, run, outputs):
-        self._run, self._outputs = run, outputs
-
-    def replay(self) -> None:
-        for output, new in zip(self._outputs, self._run()):
-            output.copy_(new)
+                    self._run(inputs)
+                pool, replay = graph.pool(), graph.replay
+            self._steps[num_tokens, num_rows] = inputs, replay
 
 
 def _needs_filters(params) -> bool:

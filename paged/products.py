@@ -138,6 +138,7 @@ def _qkv_kernel(x_ptr, weight_ptr, squares_ptr, bias_ptr, positions_ptr, slots_p
     dim = tl.arange(0, HALF)
     real = dim < half
     token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
+    # Before the wait: written by kernels that an ordinary launch between has sealed off.
     position = tl.load(positions_ptr + token, mask=token < num_tokens, other=-1)
     slot = tl.load(slots_ptr + token, mask=token < num_tokens, other=-1).to(tl.int64)
     valid = position >= 0                                   # neither padding nor past the end
@@ -194,6 +195,7 @@ MOST_SPLIT = 512
 
 @cache
 def _counters(device: torch.device) -> torch.Tensor:
+    """Of each split tile, the programs that have finished; all 0 between two products, which share a stream."""
     return torch.zeros(MOST_SPLIT, dtype=torch.int32, device=device)
 
 
@@ -222,7 +224,9 @@ def _shared(kind: str, x: torch.Tensor, outputs: int, squares: torch.Tensor | No
                  "TOKENS": tokens, "COLUMNS": columns, "WIDTH": width, "SPLIT": split,
                  "num_warps": warps, "num_stages": stages, **_launch(starts_early(x.device))}
     partial = torch.empty(size, dtype=torch.float32, device=x.device)
-    return (tiles, token_tiles, split), partial, _counters(x.device), constants
+    # In the interpreter an interruption may leave counters behind, so there they are new every time.
+    counters = _counters(x.device) if x.is_cuda else torch.zeros(MOST_SPLIT, dtype=torch.int32)
+    return (tiles, token_tiles, split), partial, counters, constants
 
 
 def product(x: torch.Tensor, weight: torch.Tensor, eps: float = 0.0, squares: torch.Tensor | None = None,

@@ -15,7 +15,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from tqdm import tqdm
@@ -39,9 +39,9 @@ class Speedups:
     """What makes the GPU engine fast, each to be switched off on its own.
 
     Attributes:
-        graphs: replay CUDA graphs for decodes and small mixed steps.
+        graphs: replay CUDA graphs, for every step of up to 8,192 tokens.
         fused: fused kernels, and all that a step needs kept on the GPU (without it nothing below applies).
-        narrow_products: take few requests through products with norm, activation and residual inside.
+        narrow_products: take steps of few tokens through products that carry all that lies between them.
         run_ahead: launch a step before the tokens of the one before are read.
     """
 
@@ -88,7 +88,8 @@ def make_runner(decoder: Decoder, config: EngineConfig, attention_backend: str =
         host_kv = allocate_cache(decoder, config.num_host_blocks or config.num_blocks, config.block_size, on_host=True)
     if not (kv.data.is_cuda and speedups.fused and attention_backend in ("auto", "triton")):
         return ModelRunner(decoder, kv, attention_backend, host_kv)
-    from paged.graph_runner import NARROW, GraphRunner
+    from paged.graph_runner import GraphRunner
+    from paged.models.fused_decoder import NARROW
     with enough_memory(f"the {'graphs' if speedups.graphs else 'buffers'} of a step beside a pool of "
                        f"{config.num_blocks} blocks ({kv.data.nbytes / GiB:.2f} GiB)",
                        "Lower num_blocks, gpu_memory_utilization, max_num_batched_tokens or max_num_seqs, or do "
@@ -164,26 +165,27 @@ def measure_budget(decoder: Decoder, block_size: int, max_num_seqs: int, max_mod
     config = EngineConfig(num_blocks=num_blocks, block_size=block_size, max_num_seqs=max_num_seqs,
                           max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len,
                           enable_prefix_caching=False)
-    quiet = Speedups(False, speedups.fused, speedups.narrow_products, False)
+    quiet = replace(speedups, graphs=False, run_ahead=False)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     with (enough_memory(f"a step of {max_num_batched_tokens} tokens",
                         "Lower max_num_batched_tokens or max_num_seqs, or free the card", decoder.embedding.device),
           tqdm(total=2 + speedups.graphs, desc="Warming up, compiling kernels", disable=not use_tqdm,
                dynamic_ncols=True) as bar):
+        before = torch.cuda.memory_allocated()
         runner = make_runner(decoder, config, attention_backend, quiet)
         small_cache = runner.kv.data.nbytes
+        graphs = torch.cuda.memory_allocated() - before - small_cache              # tables and buffers, to begin with
         engine = Engine(config, runner)
         warm_up(engine, bar.update)
         peak = torch.cuda.max_memory_allocated() - small_cache
         current = torch.cuda.memory_allocated() - small_cache
-        graphs = 0
         if speedups.graphs and hasattr(runner, "capture"):
             gc.collect()
             torch.cuda.empty_cache()                       # what is cached would hide what the graphs take
             before = torch.cuda.mem_get_info()[0]
             runner.capture(use_tqdm=False, only_largest=True)
-            graphs = max(0, before - torch.cuda.mem_get_info()[0])
+            graphs += max(0, before - torch.cuda.mem_get_info()[0])
         bar.update(bar.total - bar.n)
     del runner, engine
     torch.cuda.empty_cache()

@@ -61,15 +61,19 @@ def test_fused_decoder_equals_the_plain_one(name, num_tokens, narrow, monkeypatc
 
 
 def test_greedy_sampling_is_argmax_and_nan_is_reported():
-    logits = torch.randn(3, 9_000, device=DEVICE)
+    logits = torch.randn(6, 9_000, device=DEVICE)
     logits[1] = float("nan")
+    logits[3, 5_000], logits[4, 8_000] = float("nan"), float("inf")
+    logits[5] = float("-inf")
     logits[2, 7] = logits[2, 8_900] = 50.0                  # of equals, the first
-    seats = torch.tensor([2, 0, 1], dtype=torch.int32, device=DEVICE)
-    tokens, out = (torch.full((n,), 99, dtype=torch.int32, device=DEVICE) for n in (4, 3))
-    zeros = torch.zeros(4, device=DEVICE)
+    seats = torch.tensor([2, 0, 1, 3, 4, 5], dtype=torch.int32, device=DEVICE)
+    tokens, out = (torch.full((n,), 99, dtype=torch.int32, device=DEVICE) for n in (7, 6))
+    zeros = torch.zeros(7, device=DEVICE)
     sample(logits, seats, seats, zeros, zeros.long(), tokens, out)
-    assert out.tolist() == [logits[0].argmax().item(), -1, 7]
-    assert tokens.tolist() == [0, 7, out[0].item(), 99]
+    assert out.tolist() == [logits[0].argmax().item(), -1, 7, -1, -1, -1]
+    assert tokens.tolist() == [0, 7, out[0].item(), 0, 0, 0, 99]
+    sample(logits, seats, seats, zeros + 1, zeros.long(), tokens, out)
+    assert [token == -1 for token in out.tolist()] == [False, True, False, True, True, True]
 
 
 def test_sampling_follows_the_probabilities_and_the_seed():

@@ -21,6 +21,7 @@ from paged.models.decoder import Decoder, random_decoder
 from paged.models.default_model import FILE, cache_directory
 from paged.models.fused_decoder import NARROW, FusedDecoder
 from paged.models.loader import Loaded
+from paged.products import product, qkv_product
 from paged.startup import Speedups, block_bytes, make_runner
 from tests.engines import run
 from tests.small_models import TINY_MODELS, huggingface_model, logits_of
@@ -241,6 +242,43 @@ def fused_logits(decoder, token_ids, narrow, first):
         ids = torch.tensor(token_ids[start:end], dtype=torch.int32, device=GPU)
         rows.append(fused.logits(fused(ids, positions, slots, attend)).float().cpu())
     return torch.cat(rows)
+
+
+@pytest.mark.parametrize("tokens", [1, 17, 64, 128])
+def test_products_at_the_shapes_of_a_real_model(tokens):
+    """bfloat16 and full tiles, as no small model has them; the same bits in every replay of a graph."""
+    def random(*shape):
+        return torch.randn(*shape, device=GPU).bfloat16()
+
+    x, mixed, weight = random(tokens, 1024), random(tokens, 2048), random(1024, 2048) / 45
+    gate_up, qkv, ones = random(6144, 1024) / 32, random(4096, 1024) / 32, torch.ones(128, device=GPU).bfloat16()
+    caches, slots = torch.zeros(2, 9, 16, 8, 128, device=GPU).bfloat16(), torch.arange(tokens, device=GPU)
+    positions = torch.arange(tokens, device=GPU, dtype=torch.int32)
+    still = torch.cat((torch.ones(1, 64), torch.zeros(1, 64)), 1).repeat(tokens, 1).to(GPU)       # turns nothing
+
+    def layer():
+        total, squares = product(mixed, weight, residual=x)
+        q = qkv_product(total, squares, qkv, None, positions, slots, still, ones, ones, 1e-6, *caches, 16)
+        return total, product(total, gate_up, 1e-6, squares, silu=True), q, caches.clone()
+
+    layer()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = layer()
+    graph.replay()
+    first = [part.clone() for part in got]
+    total = (mixed.float() @ weight.float().T + x.float()).bfloat16().float()
+    normed = torch.nn.functional.rms_norm(total, (1024,), eps=1e-6)
+    gate, up = (normed @ gate_up.float().T).split(3072, 1)
+    heads = (normed @ qkv.float().T).view(tokens, 32, 128)
+    turned = torch.nn.functional.rms_norm(heads[:, :24], (128,), eps=1e-6)
+    for part, want in zip((*got[:3], *got[3].flatten(1, 2)[:, :tokens]),
+                          (total, torch.nn.functional.silu(gate) * up, turned[:, :16], turned[:, 16:], heads[:, 24:])):
+        assert (part.float() - want).norm() < 1e-2 * want.norm()
+    for _ in range(20):
+        graph.replay()
+        assert all(map(torch.equal, got, first))
 
 
 @pytest.mark.parametrize("narrow", [0, NARROW])

@@ -104,3 +104,50 @@ def test_every_batch_size_with_graphs(decoder):
     for size in range(1, 41):
         requests = [([size, i, i + 1], greedy(3 + i % 4)) for i in range(size)]
         assert run(engine, requests) == run(plain, requests), f"batch of {size}"
+
+
+def test_a_seat_is_taken_only_when_what_belongs_to_it_has_arrived(decoder):
+    """Another request's temperature and seed would stay in the seat of one whose copy failed."""
+    engine = engine_with(GraphRunner, decoder, max_num_seqs=1, use_graphs=False)
+    prompt = ([1, 2, 3, 4, 5], greedy(6))
+    want = run(engine, [prompt])
+    for failing in range(3):
+        run(engine, [([4, 5, 6], SamplingParams(temperature=1.5, seed=99, max_tokens=2, ignore_eos=True))])
+        send, calls = engine.runner._to_gpu, []
+
+        def fails_once(*values, send=send, calls=calls, failing=failing):
+            calls.append(values)
+            if len(calls) == failing + 1:
+                raise RuntimeError("no memory for a copy")
+            return send(*values)
+
+        engine.runner._to_gpu = fails_once
+        request_id = engine.add_request(*prompt)
+        with pytest.raises(RuntimeError, match="no memory"):
+            engine.step()
+        output = engine.output(request_id)
+        while engine.has_unfinished():
+            engine.step()
+        assert [output.outputs[0].token_ids] == want[0]
+        engine.runner._to_gpu = send
+
+
+def test_seats_come_back_when_a_reset_starts_afresh(decoder, monkeypatch):
+    engine = engine_with(GraphRunner, decoder, max_num_seqs=1, use_graphs=False)
+    want = run(engine, [([1, 2, 3], greedy(3))])
+    engine.add_request([1, 2, 3], greedy(8))
+    engine.step()
+    monkeypatch.setattr(engine.scheduler, "finish", lambda request: 1 / 0)
+    engine.reset()
+    assert run(engine, [([1, 2, 3], greedy(3))]) == want
+
+
+def test_an_endless_temperature_draws_evenly(decoder):
+    engine = engine_with(GraphRunner, decoder, use_graphs=False)
+    hot = [([1, 2], SamplingParams(temperature=1e300, seed=seed, max_tokens=1, ignore_eos=True)) for seed in range(12)]
+    assert len({tokens[0][0] for tokens in run(engine, hot)}) > 6
+
+
+def test_decode_sizes_end_where_steps_end(decoder):
+    runner = engine_with(GraphRunner, decoder, max_num_seqs=40, budget=12, use_graphs=False).runner
+    assert (runner.decode_sizes, runner.mixed_sizes) == ([1, 2, 4, 8, 12], [16])

@@ -31,7 +31,7 @@ from paged.products import product, qkv_product
 Attend = Callable[[int, torch.Tensor], torch.Tensor]        # (layer, q) -> out; K and V are in the cache already
 
 NARROW = 128
-"""Tokens up to which our products are faster than the library's and what lies between, measured on an H200."""
+"""Tokens up to which our products beat the library's with the kernels between them, measured on an H200."""
 
 
 class FusedDecoder:
@@ -39,6 +39,7 @@ class FusedDecoder:
 
     Args:
         decoder: the model; its weights are used in place, and the norms' weights go into the matrices behind them.
+            Weights must not be loaded into it again.
         kv: the cache that K and V are written to.
         max_positions: positions that the rotary table covers.
         narrow: up to so many tokens go through `products.py` rather than through the library's products.
@@ -64,11 +65,11 @@ class FusedDecoder:
             return self._few_tokens(x, F.embedding(input_ids, self.squares), positions, slots, attend)
         eps = self.config.rms_norm_eps
         for layer in self.decoder.layers:
-            normed, scaled_by = self._normed(x, layer.attention_norm)
+            normed, scaled_by = self._normed(x)
             q = rotate_and_store(F.linear(normed, layer.qkv.weight), scaled_by, layer.qkv.bias, positions, slots,
                                  *self._heads(layer))
             x.addmm_(attend(layer.index, q).flatten(1), layer.out.weight.t())
-            normed, scaled_by = self._normed(x, layer.mlp_norm)
+            normed, scaled_by = self._normed(x)
             hidden = silu_mul(F.linear(normed, layer.gate_up.weight), scaled_by, eps)
             x.addmm_(hidden, layer.down.weight.t())
         return x
@@ -82,13 +83,14 @@ class FusedDecoder:
             x, squares = product(hidden, layer.down.weight, residual=x)
         return x
 
-    def logits(self, x: torch.Tensor) -> torch.Tensor:
+    def logits(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Scores [rows, vocab] of the residual stream [rows, hidden], in the dtype of the weights."""
-        return F.linear(rms_norm(x, self.decoder.norm, self.config.rms_norm_eps), self.decoder.head.weight)
+        normed = rms_norm(x, self.decoder.norm, self.config.rms_norm_eps)
+        return torch.mm(normed, self.decoder.head.weight.t(), out=out)
 
-    def _normed(self, x: torch.Tensor, ones: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _normed(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """What the next product takes, and what its result is still to be scaled by the norm of."""
-        return (x, x) if self.scale_late else (rms_norm(x, ones, self.config.rms_norm_eps), None)
+        return (x, x) if self.scale_late else (F.rms_norm(x, x.shape[-1:], None, self.config.rms_norm_eps), None)
 
     def _heads(self, layer) -> tuple:
         """What Q, K and V go through on their way to attention and cache."""
@@ -98,7 +100,7 @@ class FusedDecoder:
 
 @torch.no_grad()
 def absorb_norms(decoder: Decoder) -> None:
-    """Multiply the norms' weights into the matrices behind them; the decoder computes what it did before.
+    """Multiply the norms' weights into the matrices behind them; but for rounding, the decoder computes the same.
 
     The final norm stays: the matrix behind it may be the embedding too. Doing it twice changes nothing.
     """
