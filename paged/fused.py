@@ -10,11 +10,11 @@ Each is held to the plain decoder and sampler by tests; the decoder that uses th
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
+
+from paged.attention.triton_tile import device_properties
 
 
 @triton.jit
@@ -31,10 +31,9 @@ def _launch(early: bool) -> dict:
     return {"EARLY": early, "launch_pdl": True} if early else {"EARLY": False}
 
 
-@cache
 def starts_early(device: torch.device) -> bool:
-    """Whether the device has programmatic dependent launch (compute capability 9.0 and later)."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    """Whether the device has programmatic dependent launch."""
+    return device_properties(device)[1]
 
 
 @triton.jit

@@ -85,6 +85,7 @@ for module in (fused, products, triton_decode, triton_prefill, triton_store):
     (90, 227, 16, 2, 80, "float32", "5"),
     (80, 163, 16, 8, 128, "bfloat16", "5,128"),                  # A100
     (89, 99, 16, 8, 128, "bfloat16", "5,32,128"),                # L4, RTX 4090
+    (120, 99, 16, 8, 128, "bfloat16", "5,128"),                  # RTX 5090
     (75, 64, 9, 3, 64, "float16", "5")])                         # T4
 def test_every_kernel_compiles(capability, memory, heads, kv_heads, dim, dtype, tokens, tmp_path):
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}

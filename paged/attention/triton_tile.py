@@ -42,14 +42,14 @@ def load_rows(base, slots, ROW: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM
 
 @cache
 def device_properties(device: torch.device) -> tuple[int, bool]:
-    """Multiprocessors of a GPU, and whether it is a Hopper or Blackwell (compute capability 9 or 10).
+    """Multiprocessors of a GPU, and whether it is a Hopper or later (compute capability 9): kernels start early there.
 
     In the interpreter 4 processors stand in for them.
     """
     if device.type != "cuda":
         return 4, False
     properties = torch.cuda.get_device_properties(device)
-    return properties.multi_processor_count, properties.major in (9, 10)
+    return properties.multi_processor_count, properties.major >= 9
 
 
 _compiled: dict = {}
