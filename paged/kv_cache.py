@@ -71,7 +71,7 @@ class PagedKVCache:
                              f"take {expected}")
         if slots.is_cpu:
             check_range("slots", slots, self.num_blocks * self.block_size, "rows", least=-1)
-        slots = slots.to(self.data.device).contiguous()
+        slots = slots.to(self.data.device)
         if self.data.is_cuda:
             from paged.attention.triton_store import store  # one kernel, and no wait for the GPU
             store(k, v, k_cache, v_cache, slots)

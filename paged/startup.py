@@ -110,7 +110,10 @@ def cpu_num_blocks(decoder: Decoder, block_size: int, max_num_seqs: int, max_mod
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """The budget formula's terms as measured on the card, in bytes; see `memory.num_blocks_in_budget`."""
+    """The budget formula's terms as measured on the card, in bytes; see `memory.num_blocks_in_budget`.
+
+    `graphs` is what a runner keeps beside its cache: graphs, and the buffers of a step.
+    """
 
     total: int
     utilization: float

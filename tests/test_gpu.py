@@ -12,6 +12,7 @@ from functools import cache
 
 import pytest
 import torch
+from test_llm import Letters
 
 from paged import LLM, Engine, EngineConfig, PagedKVCache, SamplingParams
 from paged.__main__ import main
@@ -300,19 +301,6 @@ def test_logits_are_those_of_transformers(model, dtype, tolerance, narrow):
 
 
 # ── start-up and memory ───────────────────────────────────────────────────────────────────────────────────
-
-
-class Letters:
-    """A tokenizer of one letter a token."""
-
-    def encode(self, text):
-        return [(ord(letter) - 97) % 26 for letter in text]
-
-    def token_bytes(self, token):
-        return bytes([97 + token % 26])
-
-    def chat(self, messages):
-        return self.encode("".join(message["content"] for message in messages))
 
 
 @pytest.fixture
