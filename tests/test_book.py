@@ -17,8 +17,10 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "book"))
+import measure_engine
 import sync
 
+from paged.models.default_model import FILE, cache_directory
 from paged.notebook import record
 from tests.serving import served
 
@@ -75,6 +77,35 @@ def test_the_versions_of_the_decode_kernel_are_recorded():
     assert figure.count("\nplot_versions()\n") == 1 and "step(name, shape)[1]" in figure
     assert [version for version in re.findall(r'\("(\w+)", "', figure) if version in versions] == versions
     assert 'steps = record("kernels_versions_h200")' in chapter and all(f'"{shape}"' in figure for shape in shapes)
+
+
+def test_the_museum_on_a_gpu_is_recorded():
+    """The engine chapter holds it against its own run: the same events, except that each request ends a step later."""
+    def bare(events):
+        return [{key: value for key, value in event.items() if key not in ("seconds", "device", "card")}
+                for event in events]
+
+    gpu, chapter = record("engine_h200"), ROOT / "book" / "engine.md"
+    assert {"command", "date", "device", "driver", "torch", "cuda", "commit", "attention"} <= set(gpu)
+    steps = [event for event in gpu["events"] if event["event"] == "STEP"]
+    assert [step["step"] for step in steps] == list(range(1, len(steps) + 1))
+    assert all(step["seconds"] > 0 for step in steps) and steps[0]["prefill"] and not steps[0]["decode"]
+    assert 'device="cuda"' in gpu["place"]
+    code = "\n".join(measure_engine.CELL.findall(chapter.read_text(encoding="utf-8")))
+    assert code.count(measure_engine.PLACE) == 1 and "engine.step()" in code
+    if not (cache_directory() / FILE).exists():
+        pytest.skip("the default model is not in the cache")
+    names = measure_engine.museum(chapter, measure_engine.PLACE)
+    assert gpu["answers"] == {name: output.outputs[0].text for name, output in names["outputs"].items()}
+    here, there = bare(names["trace"].events), bare(gpu["events"])
+    moves, moves_there = ([(event["event"], event["block"], event["free"]) for event in events if "block" in event]
+                          for events in (here, there))
+    assert moves == moves_there
+    ends, ends_there = ({event["request"]: event["step"] for event in events if event.get("after") == "finished"}
+                        for events in (here, there))
+    assert ends_there == {request: step + 1 for request, step in ends.items()} and set(ends) == {"A", "B"}
+    before = [[event for event in events if event["step"] < ends["A"]] for events in (here, there)]
+    assert before[0] == before[1]
 
 
 RESOURCES = """
