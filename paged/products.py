@@ -19,12 +19,11 @@ each a part of the width; the last to finish adds up, always in the same order.
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
 
+from paged.attention.triton_tile import counters, shared_memory
 from paged.fused import _launch, _start_early, starts_early
 
 
@@ -183,29 +182,14 @@ def _qkv_kernel(x_ptr, weight_ptr, squares_ptr, bias_ptr, positions_ptr, slots_p
 def tile_shape(kind: str, num_tokens: int) -> tuple[int, int, int, int, int]:
     """Tokens and columns a tile, programs that share one, loads in flight, warps; measured on an H200."""
     if kind == "residual":
-        return (16 if num_tokens <= 64 else 64), 128, 4, 4, 4
+        return (32, 128, 4, 6, 4) if num_tokens <= 64 else (64, 128, 4, 4, 4)
     if kind == "qkv":
-        return (16 if num_tokens <= 16 else 32), 64, 1, 6, 4
-    return (16 if num_tokens <= 16 else 32 if num_tokens <= 32 else 64), 64, 1, 5, 4
+        return (16, 128, 1, 4, 4) if num_tokens <= 64 else (32, 64, 1, 6, 4)
+    return (32, 128, 1, 4, 4) if num_tokens <= 64 else (64, 64, 1, 5, 4)
 
 
 MOST_SPLIT = 512
-"""Programs up to which a product is split: enough to fill a card, and as many tiles as there are counters for."""
-
-
-@cache
-def _counters(device: torch.device) -> torch.Tensor:
-    """Of each split tile, the programs that have finished; all 0 between two products, which share a stream."""
-    return torch.zeros(MOST_SPLIT, dtype=torch.int32, device=device)
-
-
-@cache
-def shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory that a program may use; in the interpreter those of an H200."""
-    if device.type != "cuda":
-        return 227 * 1024
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"]
+"""Programs up to which a product is split: enough to fill a card."""
 
 
 def _shared(kind: str, x: torch.Tensor, outputs: int, squares: torch.Tensor | None, tiles: int, pair: bool):
@@ -224,9 +208,7 @@ def _shared(kind: str, x: torch.Tensor, outputs: int, squares: torch.Tensor | No
                  "TOKENS": tokens, "COLUMNS": columns, "WIDTH": width, "SPLIT": split,
                  "num_warps": warps, "num_stages": stages, **_launch(starts_early(x.device))}
     partial = torch.empty(size, dtype=torch.float32, device=x.device)
-    # In the interpreter an interruption may leave counters behind, so there they are new every time.
-    counters = _counters(x.device) if x.is_cuda else torch.zeros(MOST_SPLIT, dtype=torch.int32)
-    return (tiles, token_tiles, split), partial, counters, constants
+    return (tiles, token_tiles, split), partial, counters(x.device), constants
 
 
 def product(x: torch.Tensor, weight: torch.Tensor, eps: float = 0.0, squares: torch.Tensor | None = None,
@@ -244,11 +226,11 @@ def product(x: torch.Tensor, weight: torch.Tensor, eps: float = 0.0, squares: to
     num_tokens, outputs = len(x), len(weight) // 2 if silu else len(weight)
     tiles = triton.cdiv(outputs, 64)
     kind = "silu" if silu else "plain" if residual is None else "residual"
-    grid, partial, counters, constants = _shared(kind, x, 64, squares, tiles, silu)
+    grid, partial, counts, constants = _shared(kind, x, 64, squares, tiles, silu)
     out = torch.empty(num_tokens, outputs, dtype=x.dtype, device=x.device)
     out_squares = partial if residual is None else torch.empty(num_tokens, tiles, dtype=torch.float32, device=x.device)
     _product_kernel[grid](x, weight, x if squares is None else squares, x if residual is None else residual, out,
-                          out_squares, partial, counters, eps, num_tokens, NUM_OUTPUTS=outputs, SILU=silu,
+                          out_squares, partial, counts, eps, num_tokens, NUM_OUTPUTS=outputs, SILU=silu,
                           RESIDUAL=residual is not None, OUTPUTS=64, **constants)
     return out if residual is None else (out, out_squares)
 
@@ -264,11 +246,11 @@ def qkv_product(x: torch.Tensor, squares: torch.Tensor, weight: torch.Tensor, bi
     _, block_size, num_kv_heads, head_dim = k_cache.shape
     half = max(16, triton.next_power_of_2(head_dim // 2))
     heads = num_heads + 2 * num_kv_heads
-    grid, partial, counters, constants = _shared("qkv", x, half, squares, heads, True)
+    grid, partial, counts, constants = _shared("qkv", x, half, squares, heads, True)
     q = torch.empty(len(x), num_heads, head_dim, dtype=x.dtype, device=x.device)
     _qkv_kernel[grid](x, weight, squares, x if bias is None else bias, positions, slots, rotation,
                       x if q_norm is None else q_norm, x if k_norm is None else k_norm, q, k_cache, v_cache, partial,
-                      counters, eps, len(x), *k_cache.stride()[:2], NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads,
+                      counts, eps, len(x), *k_cache.stride()[:2], NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads,
                       HEAD_DIM=head_dim, BLOCK_SIZE=block_size, NORM=q_norm is not None, BIAS=bias is not None,
                       HALF=half, **constants)
     return q

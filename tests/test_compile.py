@@ -47,9 +47,8 @@ JITFunction.run = compile_only
 from paged import fused, products
 from paged.attention import triton_decode, triton_prefill, triton_store, triton_tile
 fused.starts_early = products.starts_early = lambda device: capability >= 90
-products.shared_memory = lambda device: memory
-for module in (triton_decode, triton_prefill):
-    module.device_properties = lambda device: (132, capability >= 90)
+products.shared_memory = triton_prefill.shared_memory = lambda device: memory
+triton_decode.device_properties = lambda device: (132, capability >= 90)
 
 heads, kv_heads, dim, dtype = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), getattr(torch, sys.argv[4])
 k, v = torch.zeros(2, 4, 16, kv_heads, dim, dtype=dtype)
@@ -62,7 +61,9 @@ for tokens in map(int, sys.argv[5].split(",")):
     fused.rotate_and_store(x @ qkv.T, x, None, ints, ints.long(), rotation, head_norm, head_norm, 1e-6, k, v, heads)
     fused.silu_mul(torch.zeros(tokens, 2 * inner, dtype=dtype), x, 1e-6)
     starts = torch.zeros(tokens + 1, dtype=torch.int32)
-    triton_decode.decode(q, k, v, ints[:, None], ints, starts, 0.1, torch.empty_like(q))
+    for early in (False, True):
+        triton_decode.decode(q, k, v, ints[:, None], ints, starts, 0.1, torch.empty_like(q), early)
+    triton_prefill.prefill(q, k, v, ints[:, None], ints, starts, 0.1, torch.empty_like(q), min_queries=2)
     if tokens <= 128:
         squares = torch.zeros(tokens, 16)
         products.qkv_product(x, squares, qkv, None, ints, ints.long(), rotation, head_norm, head_norm, 1e-6, k, v,
@@ -70,10 +71,9 @@ for tokens in map(int, sys.argv[5].split(",")):
         products.product(q.flatten(1), torch.zeros(hidden, heads * dim, dtype=dtype), residual=x)
         products.product(torch.zeros(tokens, inner, dtype=dtype), torch.zeros(hidden, inner, dtype=dtype), residual=x)
         products.product(x, torch.zeros(2 * inner, hidden, dtype=dtype), 1e-6, squares, silu=True)
-triton_prefill.prefill(q, k, v, ints[:, None], ints, starts, 0.1, torch.empty_like(q), min_queries=2)
 triton_store.store(q[:, :kv_heads], q[:, :kv_heads], k, v, ints.long())
 fused.sample(torch.zeros(tokens, 151936, dtype=dtype), ints, ints, rotation[:, 0], ints.long(), ints, ints)
-fused.prepare(ints, ints, ints, ints, ints, ints[:, None], ints, 16)
+fused.prepare(ints, ints, ints, ints, ints, ints, ints[:, None], ints, 16)
 for module in (fused, products, triton_decode, triton_prefill, triton_store):
     for name in vars(module):
         assert not name.endswith("_kernel") or name in compiled, f"{name} was not compiled"

@@ -39,10 +39,11 @@ def why_not(q: torch.Tensor, k_cache: torch.Tensor) -> str | None:
 
 
 def run(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_tables, seq_lens,
-        query_start_loc, scale: float, max_query_len: int | None = None) -> torch.Tensor:
+        query_start_loc, scale: float, max_query_len: int | None = None, early: bool = False) -> torch.Tensor:
     """Paged attention of every request; see `paged_attention` for the shapes.
 
     max_query_len: the longest query of the batch where the caller knows it; 1 makes the step a pure decode.
+    early: see `decode`.
     """
     from paged.attention.triton_decode import decode
     from paged.attention.triton_prefill import prefill
@@ -56,7 +57,7 @@ def run(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_tab
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if len(q) == 0:
         return out
-    decode(q, k_cache, v_cache, block_tables, seq_lens, query_start_loc, scale, out)
+    decode(q, k_cache, v_cache, block_tables, seq_lens, query_start_loc, scale, out, early)
     if max_query_len != 1:
         prefill(q, k_cache, v_cache, block_tables, seq_lens, query_start_loc, scale, out, min_queries=2)
     return out

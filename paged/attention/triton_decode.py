@@ -1,4 +1,4 @@
-"""Decode attention: one new token a request over its paged context, in two Triton kernels.
+"""Decode attention: one new token a request over its paged context, in one Triton kernel.
 
 The context of every (request, KV head) pair is cut into tiles of TILE tokens, and all tiles of the batch
 are laid on one line, which is cut into equal shares, one a program:
@@ -10,8 +10,8 @@ are laid on one line, which is cut into equal shares, one a program:
 So every program has the same work, whether the batch is one long context, many short ones, or both mixed.
 The number of programs depends on the card alone, and the cut is computed on the GPU from the lengths: a
 CUDA graph captured once serves every mixture of lengths. A pair that lies whole in one program is written
-to the output. A pair that is cut leaves one partial result in each of its programs; in the combine kernel the
-program of the same number as the one that began the pair adds these up.
+to the output. A pair that is cut leaves one partial result in each of its programs, and the program that
+finishes last adds them up, always in the order of the line.
 
 Work split: "stream-K" (Osama et al., 2023) applied to Flash-Decoding (Dao et al., 2023); the query heads of
 a KV head as the rows of one matrix product: FlashInfer, FlashAttention-3.
@@ -23,45 +23,71 @@ import torch
 import triton
 import triton.language as tl
 
-from paged.attention.triton_tile import LOG2_E, device_properties, launch, load_rows, tile_slots
+from paged.attention.triton_tile import LOG2_E, counters, device_properties, launch, load_rows, tile_slots
 
 
 @triton.jit
-def _shares(seq_lens_ptr, query_start_loc_ptr, num_requests, num_programs, NUM_KV_HEADS: tl.constexpr,
-            TILE: tl.constexpr, PADDED_REQUESTS: tl.constexpr):
-    """Tiles of one KV head of each request, where the request ends on the line of tiles, the length of the line,
-    and the tiles a program takes. A request with other than one query has no tiles here."""
+def _shares(seq_lens_ptr, query_start_loc_ptr, num_requests, NUM_KV_HEADS: tl.constexpr, TILE: tl.constexpr,
+            PADDED_REQUESTS: tl.constexpr):
+    """Tiles of one KV head of each request, where the request ends on the line of tiles, the length of the line, and
+    the tiles a program takes. A request with other than one query has no tiles here; an empty context has one."""
     request = tl.arange(0, PADDED_REQUESTS)
     valid = request < num_requests
     length = tl.load(seq_lens_ptr + request, mask=valid, other=0)
     first = tl.load(query_start_loc_ptr + request, mask=valid, other=0)
     last = tl.load(query_start_loc_ptr + request + 1, mask=valid, other=0)
-    tiles = tl.where(last - first == 1, (length + TILE - 1) // TILE, 0)
+    tiles = tl.where(last - first == 1, tl.maximum((length + TILE - 1) // TILE, 1), 0)
     total = tl.sum(tiles, 0) * NUM_KV_HEADS
-    return tiles, tl.cumsum(tiles, 0) * NUM_KV_HEADS, total, tl.maximum(tl.cdiv(total, num_programs), 1)
+    return tiles, tl.cumsum(tiles, 0) * NUM_KV_HEADS, total, tl.maximum(tl.cdiv(total, tl.num_programs(0)), 1)
 
 
 @triton.jit
-def _find(position, tiles, ends, PADDED_REQUESTS: tl.constexpr, NUM_KV_HEADS: tl.constexpr):
+def _find(position, tiles, ends, NUM_KV_HEADS: tl.constexpr):
     """Which request a tile of the line belongs to, its tiles of a KV head, which head, which tile of it."""
     request = tl.sum((ends <= position).to(tl.int32), 0)
-    index = tl.arange(0, PADDED_REQUESTS)
+    index = tl.arange(0, tiles.shape[0])
     own_tiles = tl.sum(tl.where(index == request, tiles, 0), 0)
     inside = position - tl.sum(tl.where(index < request, tiles, 0), 0) * NUM_KV_HEADS
-    width = tl.maximum(own_tiles, 1)                        # an empty line has no tile to find
-    return request, own_tiles, inside // width, inside % width
+    return request, own_tiles, inside // own_tiles, inside % own_tiles
+
+
+@triton.jit
+def _add_up(partial_ptr, lse_ptr, pair, first, last, share, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+            PADDED_DIM: tl.constexpr, HEADS: tl.constexpr, PIECES: tl.constexpr):
+    """The attention of the pair that begins at `pair`, [HEADS, PADDED_DIM], from what programs first to last left."""
+    head = tl.arange(0, HEADS)
+    dim = tl.arange(0, PADDED_DIM)
+    m = tl.full([HEADS], float("-inf"), tl.float32)
+    l = tl.zeros([HEADS], tl.float32)
+    acc = tl.zeros([HEADS, PADDED_DIM], tl.float32)
+    for start in range(first, last + 1, PIECES):
+        program = start + tl.arange(0, PIECES)
+        place = 2 * program + ((program == first) & (pair > first * share)).to(tl.int32)
+        row = place[:, None] * GROUP + head[None, :]
+        inside = (program <= last)[:, None] & (head < GROUP)[None, :]
+        # Not from the L1 cache, which may hold what stood there before.
+        lse = tl.load(lse_ptr + row, mask=inside, other=float("-inf"), cache_modifier=".cg")
+        partial = tl.load(partial_ptr + row[:, :, None] * HEAD_DIM + dim[None, None, :],
+                          mask=inside[:, :, None] & (dim < HEAD_DIM)[None, None, :], other=0.0, cache_modifier=".cg")
+        m_new = tl.maximum(m, tl.max(lse, 0))
+        m_new = tl.where(head < GROUP, m_new, 0.0)
+        alpha = tl.exp2(m - m_new)
+        weight = tl.exp2(lse - m_new[None, :])
+        l = l * alpha + tl.sum(weight, 0)
+        acc = acc * alpha[:, None] + tl.sum(weight[:, :, None] * partial, 0)
+        m = m_new
+    return acc / tl.where(head < GROUP, l, 1.0)[:, None]
 
 
 @triton.jit(do_not_specialize=["num_requests", "table_stride"])
-def _decode_kernel(q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, block_tables_ptr, seq_lens_ptr,
+def _decode_kernel(q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, counter_ptr, block_tables_ptr, seq_lens_ptr,
                    query_start_loc_ptr, scale, num_requests, table_stride, q_stride,
                    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
                    PADDED_DIM: tl.constexpr, PADDED_REQUESTS: tl.constexpr, TILE: tl.constexpr,
-                   OVERLAP: tl.constexpr, PADDED_GROUP: tl.constexpr, BLOCK_SIZE: tl.constexpr):
-    if OVERLAP:                                             # programmatic dependent launch
-        tl.extra.cuda.gdc_launch_dependents()               # from here on the combine kernel may get ready
-    tiles, ends, total, share = _shares(seq_lens_ptr, query_start_loc_ptr, num_requests, tl.num_programs(0),
-                                        NUM_KV_HEADS, TILE, PADDED_REQUESTS)
+                   PADDED_GROUP: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr,
+                   PIECES: tl.constexpr, EARLY: tl.constexpr):
+    tiles, ends, total, share = _shares(seq_lens_ptr, query_start_loc_ptr, num_requests, NUM_KV_HEADS, TILE,
+                                        PADDED_REQUESTS)
     begin = tl.program_id(0) * share
     stop = tl.minimum(begin + share, total)
 
@@ -69,10 +95,13 @@ def _decode_kernel(q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, block_tables_ptr, 
     dim = tl.arange(0, PADDED_DIM)
     real = (group < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
     lse_ptr = partial_ptr + 2 * tl.num_programs(0) * GROUP * HEAD_DIM
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()                            # for q, and for the newest token's K and V
 
     position = begin                                        # on the line of tiles
     while position < stop:
-        request, own_tiles, kv_head, first_tile = _find(position, tiles, ends, PADDED_REQUESTS, NUM_KV_HEADS)
+        request, own_tiles, kv_head, first_tile = _find(position, tiles, ends, NUM_KV_HEADS)
         last_tile = tl.minimum(own_tiles, first_tile + stop - position)
         length = tl.load(seq_lens_ptr + request)
         row = tl.load(query_start_loc_ptr + request).to(tl.int64)
@@ -100,70 +129,33 @@ def _decode_kernel(q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, block_tables_ptr, 
             l = l * alpha + tl.sum(p, 1)
             acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision="ieee")
             m = m_new
-        acc = acc / l[:, None]
+        acc = tl.where(length > 0, acc / l[:, None], 0.0)   # of an empty context the sum is not a number
 
-        whole = last_tile - first_tile == own_tiles
-        tl.store(out_ptr + row * (NUM_KV_HEADS * GROUP * HEAD_DIM) + heads[:, None] + dim[None, :],
-                 acc.to(out_ptr.dtype.element_ty), mask=real & whole)
-        # A program cuts at most two pairs: place 0 takes what it begins with, place 1 what it ends with.
-        place = (2 * tl.program_id(0) + (position > begin).to(tl.int32)) * GROUP + group
-        tl.store(partial_ptr + place[:, None] * HEAD_DIM + dim[None, :], acc, mask=real & (not whole))
-        tl.store(lse_ptr + place, m + tl.log2(l), mask=(group < GROUP) & (not whole))
+        pair = position - first_tile                        # where the pair begins on the line
+        first, last = pair // share, (pair + own_tiles - 1) // share               # the programs that share it
+        out = out_ptr + row * (NUM_KV_HEADS * GROUP * HEAD_DIM) + kv_head * (GROUP * HEAD_DIM)
+        if first == last:
+            tl.store(out + group[:, None] * HEAD_DIM + dim[None, :], acc.to(out_ptr.dtype.element_ty), mask=real)
+        else:
+            # A program cuts at most two pairs: place 0 takes what it begins with, place 1 what it ends with.
+            place = (2 * tl.program_id(0) + (position > begin).to(tl.int32)) * GROUP + group
+            tl.store(partial_ptr + place[:, None] * HEAD_DIM + dim[None, :], acc, mask=real)
+            tl.store(lse_ptr + place, m + tl.log2(l), mask=group < GROUP)
+            tl.debug_barrier()                              # all threads of this program have stored
+            if tl.atomic_add(counter_ptr + first, 1, sem="acq_rel") == last - first:
+                whole = _add_up(partial_ptr, lse_ptr, pair, first, last, share, GROUP, HEAD_DIM, PADDED_DIM, HEADS,
+                                PIECES)
+                head = tl.arange(0, HEADS)
+                tl.store(out + head[:, None] * HEAD_DIM + dim[None, :], whole.to(out_ptr.dtype.element_ty),
+                         mask=(head < GROUP)[:, None] & (dim < HEAD_DIM)[None, :])
+                tl.store(counter_ptr + first, 0)            # for the next call
         position += last_tile - first_tile
-
-
-@triton.jit(do_not_specialize=["num_requests", "num_programs"])
-def _combine_kernel(partial_ptr, out_ptr, seq_lens_ptr, query_start_loc_ptr, num_requests, num_programs,
-                    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
-                    PADDED_DIM: tl.constexpr, PADDED_REQUESTS: tl.constexpr, TILE: tl.constexpr,
-                    OVERLAP: tl.constexpr, PIECES: tl.constexpr):
-    # One program for each program of the decode kernel: it adds up the pair that was begun there and cut.
-    program, member = tl.program_id(0), tl.program_id(1)    # and which query head of the pair's group
-    tiles, ends, total, share = _shares(seq_lens_ptr, query_start_loc_ptr, num_requests, num_programs,
-                                        NUM_KV_HEADS, TILE, PADDED_REQUESTS)
-    stop = tl.minimum((program + 1) * share, total)
-    request, own_tiles, kv_head, tile = _find(stop - 1, tiles, ends, PADDED_REQUESTS, NUM_KV_HEADS)
-    begin = stop - 1 - tile                                 # where the pair begins on the line
-    last = (begin + own_tiles - 1) // share                 # the program that ends it
-    dim = tl.arange(0, PADDED_DIM)
-    inside = dim < HEAD_DIM
-    if OVERLAP:
-        tl.extra.cuda.gdc_wait()                            # so far the decode kernel may still be at work
-    if (program * share < total) & (begin >= program * share) & (last > program):
-        row = tl.load(query_start_loc_ptr + request).to(tl.int64)
-        lse_ptr = partial_ptr + 2 * num_programs * GROUP * HEAD_DIM
-        m = float("-inf")
-        l = 0.0
-        acc = tl.zeros([PADDED_DIM], tl.float32)
-        for start in range(program, last + 1, PIECES):
-            piece = start + tl.arange(0, PIECES)
-            place = (2 * piece + ((piece == program) & (begin > program * share)).to(tl.int32)) * GROUP + member
-            lse = tl.load(lse_ptr + place, mask=piece <= last, other=float("-inf"))
-            partial = tl.load(partial_ptr + place[:, None] * HEAD_DIM + dim[None, :],
-                              mask=(piece <= last)[:, None] & inside[None, :], other=0.0)
-            m_new = tl.maximum(m, tl.max(lse, 0))
-            alpha = tl.exp2(m - m_new)
-            weight = tl.exp2(lse - m_new)
-            l = l * alpha + tl.sum(weight, 0)
-            acc = acc * alpha + tl.sum(weight[:, None] * partial, 0)
-            m = m_new
-        head = kv_head * GROUP + member
-        tl.store(out_ptr + (row * (NUM_KV_HEADS * GROUP) + head) * HEAD_DIM + dim,
-                 (acc / l).to(out_ptr.dtype.element_ty), mask=inside)
-    # An empty context has no tiles, and its result is zero.
-    for empty in range(program, num_requests, num_programs):
-        row = tl.load(query_start_loc_ptr + empty).to(tl.int64)
-        single = tl.load(query_start_loc_ptr + empty + 1) - row == 1
-        if single & (tl.load(seq_lens_ptr + empty) == 0):
-            for head in range(member, NUM_KV_HEADS * GROUP, GROUP):
-                tl.store(out_ptr + (row * (NUM_KV_HEADS * GROUP) + head) * HEAD_DIM + dim,
-                         tl.zeros([PADDED_DIM], out_ptr.dtype.element_ty), mask=inside)
 
 
 def launch_shape(dtype: torch.dtype, head_dim: int, num_requests: int) -> tuple[int, int, int, int]:
     """Tokens a tile, warps a program, loads in flight, programs a multiprocessor; measured on an H200.
 
-    Many requests are many pairs, and a program stands still between two of them: more and smaller programs then.
+    A program stands still between two pairs: many small programs cover for each other.
     """
     if dtype == torch.float32:
         return 32, 4, 3, 2
@@ -171,34 +163,36 @@ def launch_shape(dtype: torch.dtype, head_dim: int, num_requests: int) -> tuple[
         return (32, 4, 3, 2) if num_requests < 8 else (16, 1, 3, 4)
     if head_dim <= 64:
         return 64, 1, 3, 4
-    return (64, 4, 3, 2) if num_requests < 64 else (32, 1, 2, 8)
+    return 32, 1, 2, 8
 
 
 def decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_tables: torch.Tensor,
-           seq_lens: torch.Tensor, query_start_loc: torch.Tensor, scale: float, out: torch.Tensor) -> None:
+           seq_lens: torch.Tensor, query_start_loc: torch.Tensor, scale: float, out: torch.Tensor,
+           early: bool = False) -> None:
     """Write into `out` the attention of every request that has exactly one query; leave the other rows alone.
 
     q, out: [N, num_heads, head_dim], the heads of a token side by side; caches: [num_blocks, block_size,
     num_kv_heads, head_dim], contiguous like out; block_tables: [requests, max_blocks], seq_lens:
     [requests], query_start_loc: [requests + 1], int32 on the GPU. A context of 0 tokens gives zeros. The
     launch depends on shapes alone: safe to capture in a CUDA graph.
+
+    early: start while the kernel before is still at work. Of what that one writes, q, K and V are waited for; tables,
+    lengths and query_start_loc must be older.
     """
     num_requests, num_heads, head_dim = len(seq_lens), q.shape[1], q.shape[2]
     _, block_size, num_kv_heads, _ = k_cache.shape
     group = num_heads // num_kv_heads
-    processors, overlap = device_properties(q.device)
+    processors, can_start_early = device_properties(q.device)
     tile, warps, stages, programs = launch_shape(q.dtype, head_dim, num_requests)
     programs *= processors
-    shape = (num_kv_heads, group, head_dim, max(16, triton.next_power_of_2(head_dim)),
-             max(64, triton.next_power_of_2(num_requests)), tile, overlap)
+    early = early and can_start_early
     # One float32 result and one log-sum-exp for each of two cut pairs a program.
     partial = torch.empty(2 * programs * group * (head_dim + 1), dtype=torch.float32, device=q.device)
     launch(_decode_kernel, (programs, 1, 1),
-           (q, k_cache, v_cache, out, partial, block_tables, seq_lens, query_start_loc),
+           (q, k_cache, v_cache, out, partial, counters(q.device), block_tables, seq_lens, query_start_loc),
            (scale, num_requests, block_tables.stride(0)), (q.stride(0),),
-           (*shape, max(16, triton.next_power_of_2(group)), block_size), num_warps=warps, num_stages=stages)
-    # The combine kernel may start before the decode kernel has ended. The decode kernel itself waits: programs that
-    # start while others still fill the card are dealt out unevenly, and the fullest multiprocessor sets the time.
-    early = {"launch_pdl": True} if overlap else {}
-    launch(_combine_kernel, (programs, group, 1), (partial, out, seq_lens, query_start_loc),
-           (num_requests, programs), (), (*shape, 16), num_warps=2, **early)
+           (num_kv_heads, group, head_dim, max(16, triton.next_power_of_2(head_dim)),
+            max(64, triton.next_power_of_2(num_requests)), tile, max(16, triton.next_power_of_2(group)), block_size,
+            triton.next_power_of_2(group), 16 if num_requests < 64 else 2, early),
+           num_warps=warps, num_stages=stages, **({"launch_pdl": True} if early else {}))
+

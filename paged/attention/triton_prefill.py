@@ -24,7 +24,7 @@ import torch
 import triton
 import triton.language as tl
 
-from paged.attention.triton_tile import LOG2_E, device_properties, launch, load_rows, tile_slots
+from paged.attention.triton_tile import LOG2_E, launch, load_rows, shared_memory, tile_slots
 
 
 @triton.jit
@@ -104,15 +104,20 @@ def _prefill_kernel(q_ptr, k_ptr, v_ptr, out_ptr, block_tables_ptr, seq_lens_ptr
              acc.to(out_ptr.dtype.element_ty), mask=real)
 
 
-def launch_shape(dtype: torch.dtype, head_dim: int, wide: bool) -> tuple[int, int, dict]:
-    """Query rows a program, tokens a tile, Triton's options; measured on an H200 (wide: Hopper and later)."""
+def launch_shape(dtype: torch.dtype, head_dim: int, num_tokens: int, wide: bool) -> tuple[int, int, dict]:
+    """Query rows a program, tokens a tile, Triton's options; measured on an H200 (wide: a Hopper's shared memory).
+
+    A short step has few rows: small programs then, so that more of the card has work.
+    """
     if dtype == torch.float32:
         return 32, 16 if head_dim > 128 else 32, dict(num_warps=4, num_stages=2)
     if head_dim > 128:
         return 64, 32, dict(num_warps=4, num_stages=2)
-    if wide:            # few registers, so that a multiprocessor holds two programs: one computes, one waits
+    if wide and num_tokens <= 128:
+        return 16, 128, dict(num_warps=4, num_stages=3)
+    if wide and num_tokens > 2048:    # few registers, so that a multiprocessor holds two programs: one computes, one waits
         return 128, 64, dict(num_warps=8, num_stages=2, maxnreg=128)
-    return 64, 64, dict(num_warps=4, num_stages=2)
+    return 64, 64, dict(num_warps=4, num_stages=3 if wide else 2)
 
 
 def prefill(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_tables: torch.Tensor,
@@ -127,7 +132,8 @@ def prefill(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block
     (num_tokens, num_heads, head_dim), num_requests = q.shape, len(seq_lens)
     _, block_size, num_kv_heads, _ = k_cache.shape
     group = num_heads // num_kv_heads
-    rows, tile, options = launch_shape(q.dtype, head_dim, device_properties(q.device)[1])
+    rows, tile, options = launch_shape(q.dtype, head_dim, num_tokens, shared_memory(q.device) >= 200 * 1024)
+    rows = max(rows, triton.next_power_of_2(group))
     # A program for each `rows // group` tokens of a request; the GPU knows how many, the CPU an upper bound.
     most = num_tokens // (rows // group) + min(num_requests, num_tokens)
     launch(_prefill_kernel, (most * num_kv_heads, 1, 1),

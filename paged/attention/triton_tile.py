@@ -52,6 +52,34 @@ def device_properties(device: torch.device) -> tuple[int, bool]:
     return properties.multi_processor_count, properties.major >= 9
 
 
+@cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that a program may use; in the interpreter those of an H200."""
+    if device.type != "cuda":
+        return 227 * 1024
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"]
+
+
+@cache
+def _zeros(device: torch.device, stream: int | None) -> torch.Tensor:
+    return torch.zeros(1 << 14, dtype=torch.int32, device=device)
+
+
+def counters(device: torch.device) -> torch.Tensor:
+    """Zeros for the programs of a kernel to count themselves with, [16384] int32; a kernel leaves them zeros.
+
+    Kernels that use them must follow each other, as on a stream they do: there is one array a stream, and one for all
+    graphs of a device, which are therefore to be replayed one after another.
+    """
+    if device.type != "cuda":
+        return torch.zeros(1 << 14, dtype=torch.int32)      # always new: an interruption may leave counts behind
+    for_graphs = _zeros(device, None)                       # made by the first call, which no graph may capture
+    if torch.cuda.is_current_stream_capturing():
+        return for_graphs
+    return _zeros(device, torch.cuda.current_stream(device).cuda_stream)
+
+
 _compiled: dict = {}
 
 
