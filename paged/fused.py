@@ -3,7 +3,7 @@
     rotate_and_store   the norm's scale, per-head RMSNorm, rotary embedding, and K and V straight into their slots
     silu_mul           the norm's scale, silu(gate) × up
     sample             softmax and draw over the vocabulary: one pass, one random number a row, no sort
-    prepare            what a step reads, from what stays on the GPU: token ids, slots, block tables
+    prepare            what the layers start from, out of what stays on the GPU: embeddings, slots, block tables
 
 Each is held to the plain decoder and sampler by tests; the decoder that uses them is in `models/fused_decoder.py`.
 """
@@ -49,60 +49,65 @@ def _rotate_and_store_kernel(qkv_ptr, x_ptr, bias_ptr, positions_ptr, slots_ptr,
                              q_ptr, k_cache_ptr, v_cache_ptr, eps, num_tokens, k_block, k_row,
                              NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
                              BLOCK_SIZE: tl.constexpr, NORM: tl.constexpr, HEADS: tl.constexpr,
-                             PADDED_DIM: tl.constexpr, SCALE: tl.constexpr, BIAS: tl.constexpr, WIDTH: tl.constexpr,
+                             PADDED_HALF: tl.constexpr, SCALE: tl.constexpr, BIAS: tl.constexpr, WIDTH: tl.constexpr,
                              PADDED_WIDTH: tl.constexpr, EARLY: tl.constexpr):
-    # The heads of a token lie in a row, | q 0 … | k 0 … | v 0 … |; a program takes HEADS of them.
+    # The heads of a token lie in a row, | q 0 … | k 0 … | v 0 …; a program takes HEADS of them, and of each the first
+    # and the second half, which rotary turns together.
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     all_heads: tl.constexpr = NUM_HEADS + 2 * NUM_KV_HEADS
-    dim = tl.arange(0, PADDED_DIM)
     half: tl.constexpr = HEAD_DIM // 2
-    partner = tl.where(dim < half, dim + half, dim - half)             # rotary turns dim and its partner together
-    inside = (head < all_heads)[:, None] & (dim < HEAD_DIM)[None, :]
+    dim = tl.arange(0, PADDED_HALF)
+    real = dim < half
+    inside = (head < all_heads)[:, None] & real[None, :]
     is_q = (head < NUM_HEADS)[:, None]
     is_v = (head >= NUM_HEADS + NUM_KV_HEADS)[:, None]
     if NORM:
-        valid = dim < HEAD_DIM
-        weight = tl.where(is_q, tl.load(q_norm_ptr + dim, mask=valid, other=0.0)[None, :],
-                          tl.load(k_norm_ptr + dim, mask=valid, other=0.0)[None, :]).to(tl.float32)
-        weight_y = tl.where(is_q, tl.load(q_norm_ptr + partner, mask=valid, other=0.0)[None, :],
-                            tl.load(k_norm_ptr + partner, mask=valid, other=0.0)[None, :]).to(tl.float32)
+        first_weight = tl.where(is_q, tl.load(q_norm_ptr + dim, mask=real, other=0.0)[None, :],
+                                tl.load(k_norm_ptr + dim, mask=real, other=0.0)[None, :]).to(tl.float32)
+        second_weight = tl.where(is_q, tl.load(q_norm_ptr + half + dim, mask=real, other=0.0)[None, :],
+                                 tl.load(k_norm_ptr + half + dim, mask=real, other=0.0)[None, :]).to(tl.float32)
     # Before the wait: written by kernels that an ordinary launch between has sealed off.
     position = tl.load(positions_ptr + token)
     slot = tl.load(slots_ptr + token).to(tl.int64)
-    angle = tl.maximum(position, 0).to(tl.int64) * HEAD_DIM + dim % half       # cos of half the dims, then sin
-    cos = tl.load(rotation_ptr + angle, mask=dim < HEAD_DIM, other=0.0)[None, :]
-    sin = tl.load(rotation_ptr + angle + half, mask=dim < HEAD_DIM, other=0.0)[None, :]
+    angle = rotation_ptr + tl.maximum(position, 0).to(tl.int64) * HEAD_DIM + dim
+    cos = tl.load(angle, mask=real, other=0.0)[None, :]
+    sin = tl.load(angle + half, mask=real, other=0.0)[None, :]
     _start_early(EARLY)
     if position < 0:                                                   # padding
         return
-    row = qkv_ptr + (token * all_heads + head)[:, None] * HEAD_DIM
-    x = tl.load(row + dim[None, :], mask=inside, other=0.0).to(tl.float32)
-    y = tl.load(row + partner[None, :], mask=inside, other=0.0).to(tl.float32)
+    row = qkv_ptr + (token * all_heads + head)[:, None] * HEAD_DIM + dim[None, :]
+    first = tl.load(row, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(row + half, mask=inside, other=0.0).to(tl.float32)
     if SCALE:
         factor = _norm_scale(x_ptr, token, eps, WIDTH, PADDED_WIDTH)
-        x *= factor
-        y *= factor
+        first *= factor
+        second *= factor
     if BIAS:
-        bias = bias_ptr + head[:, None] * HEAD_DIM
-        x += tl.load(bias + dim[None, :], mask=inside, other=0.0).to(tl.float32)
-        y += tl.load(bias + partner[None, :], mask=inside, other=0.0).to(tl.float32)
-    value = x
+        bias = bias_ptr + head[:, None] * HEAD_DIM + dim[None, :]
+        first += tl.load(bias, mask=inside, other=0.0).to(tl.float32)
+        second += tl.load(bias + half, mask=inside, other=0.0).to(tl.float32)
+    x, y = first, second
     if NORM:
-        scale = tl.rsqrt(tl.sum(x * x, 1) / HEAD_DIM + eps)[:, None]
         dtype = qkv_ptr.dtype.element_ty
-        x = (x * scale * weight).to(dtype).to(tl.float32)
-        y = (y * scale * weight_y).to(dtype).to(tl.float32)
-    turned = x * cos + tl.where(dim < half, -1.0, 1.0)[None, :] * y * sin
-    result = tl.where(is_v, value, turned).to(qkv_ptr.dtype.element_ty)
+        length = tl.rsqrt((tl.sum(x * x, 1) + tl.sum(y * y, 1)) / HEAD_DIM + eps)[:, None]
+        x = (x * length * first_weight).to(dtype).to(tl.float32)
+        y = (y * length * second_weight).to(dtype).to(tl.float32)
+    first = tl.where(is_v, first, x * cos - y * sin).to(qkv_ptr.dtype.element_ty)
+    second = tl.where(is_v, second, y * cos + x * sin).to(qkv_ptr.dtype.element_ty)
 
-    tl.store(q_ptr + (token * NUM_HEADS + head)[:, None] * HEAD_DIM + dim[None, :], result, mask=inside & is_q)
+    at = q_ptr + (token * NUM_HEADS + head)[:, None] * HEAD_DIM + dim[None, :]
+    tl.store(at, first, mask=inside & is_q)
+    tl.store(at + half, second, mask=inside & is_q)
     if slot < 0:
         return
     kv_head = tl.where(is_v, head[:, None] - NUM_HEADS - NUM_KV_HEADS, head[:, None] - NUM_HEADS)
-    at = (slot // BLOCK_SIZE) * k_block + (slot % BLOCK_SIZE) * k_row + kv_head * HEAD_DIM + dim[None, :]
-    tl.store(k_cache_ptr + at, result, mask=inside & (is_q == 0) & (is_v == 0))
-    tl.store(v_cache_ptr + at, result, mask=inside & is_v)
+    place = (slot // BLOCK_SIZE) * k_block + (slot % BLOCK_SIZE) * k_row + kv_head * HEAD_DIM + dim[None, :]
+    is_k = (is_q == 0) & (is_v == 0)
+    tl.store(k_cache_ptr + place, first, mask=inside & is_k)
+    tl.store(k_cache_ptr + place + half, second, mask=inside & is_k)
+    tl.store(v_cache_ptr + place, first, mask=inside & is_v)
+    tl.store(v_cache_ptr + place + half, second, mask=inside & is_v)
 
 
 def rotate_and_store(qkv: torch.Tensor, x: torch.Tensor | None, bias: torch.Tensor | None, positions: torch.Tensor,
@@ -124,13 +129,13 @@ def rotate_and_store(qkv: torch.Tensor, x: torch.Tensor | None, bias: torch.Tens
     """
     _, block_size, num_kv_heads, head_dim = k_cache.shape
     num_tokens, all_heads = len(qkv), num_heads + 2 * num_kv_heads
-    heads, warps = (4, 1) if num_tokens < 64 else (8, 4) if num_tokens < 1024 else (8, 1)
+    heads, warps = (16, 2) if num_tokens < 1024 else (32, 4)           # measured on an H200
     q = torch.empty(num_tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
     _rotate_and_store_kernel[num_tokens, triton.cdiv(all_heads, heads)](
         qkv, qkv if x is None else x, qkv if bias is None else bias, positions, slots, rotation,
         qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm, q, k_cache, v_cache, eps, num_tokens,
         *k_cache.stride()[:2], NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
-        BLOCK_SIZE=block_size, NORM=q_norm is not None, HEADS=heads, PADDED_DIM=triton.next_power_of_2(head_dim),
+        BLOCK_SIZE=block_size, NORM=q_norm is not None, HEADS=heads, PADDED_HALF=triton.next_power_of_2(head_dim // 2),
         BIAS=bias is not None, num_warps=warps, **_scaled_by(x), **_launch(starts_early(qkv.device)))
     return q
 
@@ -166,10 +171,10 @@ def silu_mul(gate_up: torch.Tensor, x: torch.Tensor | None, eps: float) -> torch
     """
     num_tokens, outputs = len(gate_up), gate_up.shape[1] // 2
     out = torch.empty(num_tokens, outputs, dtype=gate_up.dtype, device=gate_up.device)
-    columns = min(1024, triton.next_power_of_2(outputs))
+    columns = min(4096, triton.next_power_of_2(outputs))
     _silu_mul_kernel[num_tokens, triton.cdiv(outputs, columns)](
-        gate_up, gate_up if x is None else x, out, eps, NUM_OUTPUTS=outputs, COLUMNS=columns, **_scaled_by(x),
-        **_launch(starts_early(out.device)))
+        gate_up, gate_up if x is None else x, out, eps, NUM_OUTPUTS=outputs, COLUMNS=columns, num_warps=8,
+        **_scaled_by(x), **_launch(starts_early(out.device)))
     return out
 
 
@@ -181,8 +186,9 @@ def _scaled_by(x: torch.Tensor | None) -> dict:
 
 @triton.jit
 def _weigh_slices_kernel(logits_ptr, seats_ptr, temperatures_ptr, top_ptr, index_ptr, weight_ptr, vocab_size,
-                         SLICE: tl.constexpr):
+                         SLICE: tl.constexpr, EARLY: tl.constexpr):
     # Of one slice of one row: the largest logit, where it stands, and the sum of exp((logit − largest) / T).
+    _start_early(EARLY)
     row = tl.program_id(0)
     temperature = tl.load(temperatures_ptr + tl.load(seats_ptr + row))
     token = tl.program_id(1) * SLICE + tl.arange(0, SLICE)
@@ -210,7 +216,9 @@ def _first_above(weight, threshold, place):
 
 @triton.jit
 def _draw_kernel(logits_ptr, seats_ptr, seq_lens_ptr, temperatures_ptr, seeds_ptr, top_ptr, index_ptr, weight_ptr,
-                 tokens_ptr, out_ptr, vocab_size, SLICES: tl.constexpr, PADDED: tl.constexpr, SLICE: tl.constexpr):
+                 tokens_ptr, out_ptr, turn_ptr, vocab_size, out_width, SLICES: tl.constexpr, PADDED: tl.constexpr,
+                 SLICE: tl.constexpr, EARLY: tl.constexpr):
+    _start_early(EARLY)
     row = tl.program_id(0)
     seat = tl.load(seats_ptr + row)
     temperature = tl.load(temperatures_ptr + seat)
@@ -233,73 +241,98 @@ def _draw_kernel(logits_ptr, seats_ptr, seq_lens_ptr, temperatures_ptr, seeds_pt
         logits = tl.load(logits_ptr + row.to(tl.int64) * vocab_size + token, mask=token < vocab_size,
                          other=float("-inf")).to(tl.float32)
         chosen = _first_above(tl.exp2((logits - best) * sharpness), threshold, token)
-    tl.store(out_ptr + row, tl.where(broken, -1, chosen))
+    tl.store(out_ptr + tl.load(turn_ptr) * out_width + row, tl.where(broken, -1, chosen))
     tl.store(tokens_ptr + seat, tl.where(broken, 0, chosen))
 
 
 def sample(logits: torch.Tensor, seats: torch.Tensor, seq_lens: torch.Tensor, temperatures: torch.Tensor,
-           seeds: torch.Tensor, tokens: torch.Tensor, out: torch.Tensor) -> None:
+           seeds: torch.Tensor, tokens: torch.Tensor, out: torch.Tensor, turn: torch.Tensor) -> None:
     """Draw each row's next token from softmax(logits / temperature); the largest logit's at temperature 0.
 
     One pass reads the logits and leaves of every slice of the vocabulary its share of the probability; the draw then
     picks a slice, and reads that slice again to pick the token. One random number a row, no sort.
 
     Args:
-        logits: [rows, vocab_size], contiguous. A row with NaN or infinity, or with nothing above −infinity, gives −1 in
-            out.
+        logits: [rows, vocab_size], contiguous. A row with NaN or infinity, or with nothing above −infinity, gives −1.
         seats, seq_lens: [rows]; the seat of each row, and the length of its context.
-        temperatures, seeds, tokens: one a seat; the token drawn is written to tokens[seat] and to out[row].
+        temperatures, seeds, tokens: one a seat; the token drawn is written to tokens[seat] and to out[turn, row].
+        out: [turns, at least rows]; turn: [1], on the GPU.
     """
     num_rows, vocab_size = logits.shape
     slice_size = min(4096, max(16, triton.next_power_of_2(vocab_size)))
     slices = triton.cdiv(vocab_size, slice_size)
     top, weight = torch.empty(2, num_rows, slices, dtype=torch.float32, device=logits.device)
     index = torch.empty(num_rows, slices, dtype=torch.int32, device=logits.device)
+    early = _launch(starts_early(logits.device))
     _weigh_slices_kernel[num_rows, slices](logits, seats, temperatures, top, index, weight, vocab_size,
-                                           SLICE=slice_size)
-    _draw_kernel[num_rows,](logits, seats, seq_lens, temperatures, seeds, top, index, weight, tokens, out, vocab_size,
-                            SLICES=slices, PADDED=triton.next_power_of_2(slices), SLICE=slice_size)
+                                           SLICE=slice_size, **early)
+    _draw_kernel[num_rows,](logits, seats, seq_lens, temperatures, seeds, top, index, weight, tokens, out, turn,
+                            vocab_size, out.shape[1], SLICES=slices, PADDED=triton.next_power_of_2(slices),
+                            SLICE=slice_size, **early)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "table_width"])
-def _prepare_kernel(ids_ptr, positions_ptr, rows_ptr, seats_ptr, new_blocks_ptr, tables_ptr, tokens_ptr,
-                    out_ids_ptr, slots_ptr, num_tokens, table_width, BLOCK_SIZE: tl.constexpr,
-                    TOKENS: tl.constexpr):
-    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    valid = token < num_tokens
-    position = tl.load(positions_ptr + token, mask=valid, other=-1)
-    row = tl.load(rows_ptr + token, mask=valid, other=0)
-    seat = tl.load(seats_ptr + row, mask=valid, other=0).to(tl.int64)
-    id = tl.load(ids_ptr + token, mask=valid, other=0)
-    pending = tl.load(tokens_ptr + seat, mask=valid & (id < 0), other=0)
-    tl.store(out_ids_ptr + token, tl.where(id < 0, pending, id), mask=valid)
-    real = valid & (position >= 0)
-    entry = tables_ptr + seat * table_width + position // BLOCK_SIZE
-    new_block = tl.load(new_blocks_ptr + row, mask=real, other=-1)     # a decode's new block comes with its row
-    block = tl.where(new_block >= 0, new_block, tl.load(entry, mask=real & (new_block < 0), other=0))
-    tl.store(entry, block, mask=real & (new_block >= 0))
-    tl.store(slots_ptr + token, tl.where(real, block * BLOCK_SIZE + position % BLOCK_SIZE, -1).to(tl.int64),
-             mask=valid)
+def _prepare_kernel(ids_ptr, positions_ptr, rows_ptr, seats_ptr, new_blocks_ptr, seq_lens_ptr, tables_ptr, tokens_ptr,
+                    embedding_ptr, x_ptr, squares_ptr, slots_ptr, out_tables_ptr, num_tokens, table_width,
+                    BLOCK_SIZE: tl.constexpr, WIDTH: tl.constexpr, PADDED_WIDTH: tl.constexpr,
+                    BLOCKS: tl.constexpr):
+    # Of two kinds of programs, the first take one token each: its slot, and its embedding.
+    token = tl.program_id(0)
+    if token < num_tokens:
+        position = tl.load(positions_ptr + token)
+        row = tl.load(rows_ptr + token)
+        seat = tl.load(seats_ptr + row).to(tl.int64)
+        id = tl.load(ids_ptr + token)
+        if id < 0:
+            id = tl.load(tokens_ptr + seat)
+        slot = tl.full([], -1, tl.int64)
+        if position >= 0:
+            block = tl.load(new_blocks_ptr + row)                      # a decode's new block comes with its row
+            if block < 0:
+                block = tl.load(tables_ptr + seat * table_width + position // BLOCK_SIZE)
+            slot = block.to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE
+        tl.store(slots_ptr + token, slot)
+        column = tl.arange(0, PADDED_WIDTH)
+        x = tl.load(embedding_ptr + id.to(tl.int64) * WIDTH + column, mask=column < WIDTH, other=0.0)
+        tl.store(x_ptr + token.to(tl.int64) * WIDTH + column, x, mask=column < WIDTH)
+        tl.store(squares_ptr + token, tl.sum(x.to(tl.float32) * x.to(tl.float32), 0))
+        return
+    # The others copy the block table of one request each, and enter its new block.
+    row = token - num_tokens
+    table = tables_ptr + tl.load(seats_ptr + row).to(tl.int64) * table_width
+    new_block = tl.load(new_blocks_ptr + row)
+    num_blocks = tl.cdiv(tl.load(seq_lens_ptr + row), BLOCK_SIZE)
+    for start in range(0, num_blocks, BLOCKS):
+        index = start + tl.arange(0, BLOCKS)
+        block = tl.load(table + index, mask=index < num_blocks, other=0)
+        is_new = (index == num_blocks - 1) & (new_block >= 0)
+        block = tl.where(is_new, new_block, block)
+        tl.store(table + index, block, mask=is_new)
+        tl.store(out_tables_ptr + row.to(tl.int64) * table_width + index, block, mask=index < num_blocks)
 
 
 def prepare(ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, seats: torch.Tensor,
-            new_blocks: torch.Tensor, tables: torch.Tensor, tokens: torch.Tensor,
-            block_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and slots of a step.
+            new_blocks: torch.Tensor, seq_lens: torch.Tensor, tables: torch.Tensor, tokens: torch.Tensor,
+            embedding: torch.Tensor, block_size: int) -> tuple[torch.Tensor, ...]:
+    """What the layers of a step start from, in one launch.
 
     Args:
         ids, positions, rows: [tokens]; an id of −1 is the token last drawn for its seat, a position of −1 is
             padding, and rows says which request of the batch a token belongs to.
-        seats, new_blocks: [requests]; a new block (else −1) is entered into the seat's table at the position of
-            the row's token. Only rows with one token may have one.
-        tables: [seats, width] block tables; tokens: [seats].
+        seats, new_blocks, seq_lens: [requests]; a new block (else −1) is entered into the seat's table as the last of
+            the context. Only rows with one token may have one.
+        tables: [seats, width] block tables; tokens: [seats]; embedding: [vocab, hidden], contiguous.
 
-    Returns ids and slots, both [tokens].
+    Returns the tokens' embeddings [tokens, hidden] and the sums of their squares [tokens, 1], their slots [tokens], and
+    the requests' tables [requests, width], of which what lies behind a context is left as it is.
     """
-    num_tokens = len(ids)
-    out_ids = torch.empty(num_tokens, dtype=torch.int32, device=ids.device)
+    num_tokens, num_rows, (_, hidden) = len(ids), len(seats), embedding.shape
+    x = torch.empty(num_tokens, hidden, dtype=embedding.dtype, device=ids.device)
+    squares = torch.empty(num_tokens, 1, dtype=torch.float32, device=ids.device)
     slots = torch.empty(num_tokens, dtype=torch.int64, device=ids.device)
-    _prepare_kernel[triton.cdiv(num_tokens, 256),](ids, positions, rows, seats, new_blocks, tables, tokens, out_ids,
-                                                   slots, num_tokens, tables.shape[1], BLOCK_SIZE=block_size,
-                                                   TOKENS=256)
-    return out_ids, slots
+    out_tables = torch.empty(num_rows, tables.shape[1], dtype=torch.int32, device=ids.device)
+    _prepare_kernel[num_tokens + num_rows,](
+        ids, positions, rows, seats, new_blocks, seq_lens, tables, tokens, embedding, x, squares, slots, out_tables,
+        num_tokens, tables.shape[1], BLOCK_SIZE=block_size, WIDTH=hidden,
+        PADDED_WIDTH=triton.next_power_of_2(hidden), BLOCKS=256)
+    return x, squares, slots, out_tables

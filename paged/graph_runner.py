@@ -32,7 +32,7 @@ from paged.sampler import sample as sample_with_filters
 from paged.scheduler import Batch
 from paged.slots import blocks_needed
 
-MIXED_SIZES = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)      # tokens of captured steps that hold chunks
+MIXED_SIZES = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)      # tokens of captured steps with chunks
 
 
 class StepInputs:
@@ -40,7 +40,7 @@ class StepInputs:
 
     def __init__(self, num_tokens: int, num_rows: int, device: torch.device):
         self.num_tokens, self.num_rows = num_tokens, num_rows
-        sizes = [num_tokens] * 3 + [num_rows] * 3 + [num_rows + 1]
+        sizes = [num_tokens] * 3 + [num_rows] * 3 + [num_rows + 1, 1]
         # Each begins at a multiple of 16 bytes: Triton compiles a kernel anew for addresses that do not.
         places = [-(-size // 4) * 4 for size in sizes]
 
@@ -49,7 +49,7 @@ class StepInputs:
 
         self.gpu = torch.zeros(sum(places), dtype=torch.int32, device=device)
         (self.ids, self.positions, self.rows, self.seats, self.new_blocks, self.seq_lens,
-         self.query_start_loc) = parts(self.gpu)
+         self.query_start_loc, self.turn) = parts(self.gpu)
         # Two twins: one may still be on its way to the GPU while the next step is written to the other.
         pinned = device.type == "cuda"
         self._twins = [torch.empty(sum(places), dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
@@ -93,7 +93,10 @@ class GraphRunner(ModelRunner):
         self.seeds = torch.zeros(max_num_seqs + 1, dtype=torch.int64, device=self.device)
         # What every step writes, graph or not: one copy for all sizes.
         self.logits = torch.empty(max_num_seqs, decoder.config.vocab_size, dtype=kv.data.dtype, device=self.device)
-        self.drawn = torch.empty(max_num_seqs, dtype=torch.int32, device=self.device)
+        # Steps take turns: while one draws its tokens, those of the step before are still being copied.
+        self.drawn = torch.empty(2, max_num_seqs, dtype=torch.int32, device=self.device)
+        self._turn = 0
+        self._copies = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._seat_of: dict[Request, int] = {}
         self._free_seats = list(range(max_num_seqs))
         self._sent: dict[int, tuple[list[int], int]] = {}    # seat -> its block table, and blocks sent of it
@@ -124,17 +127,21 @@ class GraphRunner(ModelRunner):
         rows = (list(range(num_rows)) if decode else
                 [row for row in range(num_rows)
                  for _ in range(batch.query_start_loc[row + 1] - batch.query_start_loc[row])])
-        inputs.send((batch.input_ids, batch.positions, rows, seats, new_blocks, batch.seq_lens,
-                     batch.query_start_loc), (0, -1, 0, self.max_num_seqs, -1, 0, num_tokens))
+        self._turn = 1 - self._turn
+        inputs.send((batch.input_ids, batch.positions, rows, seats, new_blocks, batch.seq_lens, batch.query_start_loc,
+                     [self._turn]), (0, -1, 0, self.max_num_seqs, -1, 0, num_tokens, 0))
         replay()
-        drawn = self.drawn[:num_rows]
+        drawn = self.drawn[self._turn, :num_rows]
         self._redraw(batch, seats, self.logits[:num_rows], drawn)
-        if self.device.type != "cuda":
+        if self._copies is None:
             return drawn.clone(), None
-        host = torch.empty(num_rows, dtype=torch.int32, pin_memory=True)
-        host.copy_(drawn, non_blocking=True)
-        done = torch.cuda.Event()
-        done.record()
+        # On a stream of its own, so that the next step need not wait for the copy.
+        self._copies.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._copies):
+            host = torch.empty(num_rows, dtype=torch.int32, pin_memory=True)
+            host.copy_(drawn, non_blocking=True)
+            done = torch.cuda.Event()
+            done.record()
         return host, done
 
     def _use_device(self) -> None:
@@ -157,20 +164,22 @@ class GraphRunner(ModelRunner):
 
     def _run(self, inputs: StepInputs) -> None:
         """The step itself, on the GPU from end to end; this is what graphs capture."""
-        ids, slots = prepare(inputs.ids, inputs.positions, inputs.rows, inputs.seats, inputs.new_blocks,
-                             self.tables, self.tokens, self.kv.block_size)
-        tables = self.tables.index_select(0, inputs.seats)
+        x, squares, slots, tables = prepare(inputs.ids, inputs.positions, inputs.rows, inputs.seats, inputs.new_blocks,
+                                            inputs.seq_lens, self.tables, self.tokens, self.fused.decoder.embedding,
+                                            self.kv.block_size)
         longest = 1 if inputs.num_tokens == inputs.num_rows else None
 
         def attend(layer: int, q: torch.Tensor) -> torch.Tensor:
             return triton_backend.run(q, self.kv.k[layer], self.kv.v[layer], tables, inputs.seq_lens,
-                                      inputs.query_start_loc, self.scale, max_query_len=longest)
+                                      inputs.query_start_loc, self.scale, max_query_len=longest,
+                                      early=layer > 0)     # the first is too close to what wrote the tables
 
-        x = self.fused(ids, inputs.positions, slots, attend)
+        x = self.fused(x, squares, inputs.positions, slots, attend)
         if longest is None:
             x = x.index_select(0, (inputs.query_start_loc[1:] - 1).clamp(min=0))     # each request's last token
         logits = self.fused.logits(x, out=self.logits[:inputs.num_rows])
-        sample(logits, inputs.seats, inputs.seq_lens, self.temperatures, self.seeds, self.tokens, self.drawn)
+        sample(logits, inputs.seats, inputs.seq_lens, self.temperatures, self.seeds, self.tokens, self.drawn,
+               inputs.turn)
 
     def _redraw(self, batch: Batch, seats: list[int], logits: torch.Tensor, drawn: torch.Tensor) -> None:
         """Rows that ask for more than a temperature go through the full sampler, which waits for the GPU."""
@@ -276,7 +285,7 @@ class GraphRunner(ModelRunner):
         for num_tokens, num_rows in tqdm(sorted(sizes, reverse=True), desc="Capturing graphs",
                                          disable=not use_tqdm, dynamic_ncols=True):
             inputs = StepInputs(num_tokens, num_rows, self.device)
-            inputs.send(([],) * 7, (0, -1, 0, self.max_num_seqs, -1, 0, 0))
+            inputs.send(([],) * 8, (0, -1, 0, self.max_num_seqs, -1, 0, 0, 0))
             replay = partial(self._run, inputs)              # where there is no CUDA, the step is run again
             replay()                                         # compiles kernels and fills caches outside the graph
             if self.device.type == "cuda":

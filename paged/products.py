@@ -137,11 +137,10 @@ def _qkv_kernel(x_ptr, weight_ptr, squares_ptr, bias_ptr, positions_ptr, slots_p
     dim = tl.arange(0, HALF)
     real = dim < half
     token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
-    # Before the wait: written by kernels that an ordinary launch between has sealed off.
-    position = tl.load(positions_ptr + token, mask=token < num_tokens, other=-1)
-    slot = tl.load(slots_ptr + token, mask=token < num_tokens, other=-1).to(tl.int64)
-    valid = position >= 0                                   # neither padding nor past the end
+    valid = token < num_tokens
     _start_early(EARLY)
+    position = tl.maximum(tl.load(positions_ptr + token, mask=valid, other=0), 0)      # of padding: any
+    slot = tl.load(slots_ptr + token, mask=valid, other=-1).to(tl.int64)
     if SCALE:
         scale = _scale(squares_ptr, token, valid, eps, WIDTH, PARTS, PADDED_PARTS)[None, :]
     EVEN: tl.constexpr = HALF == half and WIDTH % (SPLIT * COLUMNS) == 0

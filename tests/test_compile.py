@@ -72,8 +72,9 @@ for tokens in map(int, sys.argv[5].split(",")):
         products.product(torch.zeros(tokens, inner, dtype=dtype), torch.zeros(hidden, inner, dtype=dtype), residual=x)
         products.product(x, torch.zeros(2 * inner, hidden, dtype=dtype), 1e-6, squares, silu=True)
 triton_store.store(q[:, :kv_heads], q[:, :kv_heads], k, v, ints.long())
-fused.sample(torch.zeros(tokens, 151936, dtype=dtype), ints, ints, rotation[:, 0], ints.long(), ints, ints)
-fused.prepare(ints, ints, ints, ints, ints, ints, ints[:, None], ints, 16)
+fused.sample(torch.zeros(tokens, 151936, dtype=dtype), ints, ints, rotation[:, 0], ints.long(), ints, ints[None],
+             ints[:1])
+fused.prepare(ints, ints, ints, ints, ints, ints, ints[:, None], ints, x, 16)
 for module in (fused, products, triton_decode, triton_prefill, triton_store):
     for name in vars(module):
         assert not name.endswith("_kernel") or name in compiled, f"{name} was not compiled"

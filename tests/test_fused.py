@@ -53,7 +53,8 @@ def test_fused_decoder_equals_the_plain_one(name, num_tokens, narrow, monkeypatc
     # One row of padding beside the real ones, where there is more than one.
     pad = torch.tensor([-1], device=DEVICE) if num_tokens > 1 else positions[:0]
     fast = FusedDecoder(decoder, caches[1], 64, narrow)
-    x = fast(torch.cat((ids, pad.clamp(min=0))), torch.cat((positions, pad)), torch.cat((slots, pad)),
+    x = F.embedding(torch.cat((ids, pad.clamp(min=0))), decoder.embedding)
+    x = fast(x, x.square().sum(1, keepdim=True), torch.cat((positions, pad)), torch.cat((slots, pad)),
              lambda layer, q: torch.cat((fused(layer, q[:num_tokens]), torch.zeros_like(q[num_tokens:]))))
     torch.testing.assert_close(fast.logits(x)[:num_tokens], want, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(caches[1].data, caches[0].data, atol=1e-5, rtol=1e-4, equal_nan=True)
@@ -67,12 +68,12 @@ def test_greedy_sampling_is_argmax_and_nan_is_reported():
     logits[5] = float("-inf")
     logits[2, 7] = logits[2, 8_900] = 50.0                  # of equals, the first
     seats = torch.tensor([2, 0, 1, 3, 4, 5], dtype=torch.int32, device=DEVICE)
-    tokens, out = (torch.full((n,), 99, dtype=torch.int32, device=DEVICE) for n in (7, 6))
-    zeros = torch.zeros(7, device=DEVICE)
-    sample(logits, seats, seats, zeros, zeros.long(), tokens, out)
-    assert out.tolist() == [logits[0].argmax().item(), -1, 7, -1, -1, -1]
+    tokens, both = (torch.full(size, 99, dtype=torch.int32, device=DEVICE) for size in ((7,), (2, 6)))
+    zeros, out, turn = torch.zeros(7, device=DEVICE), both[1], torch.ones(1, dtype=torch.int32, device=DEVICE)
+    sample(logits, seats, seats, zeros, zeros.long(), tokens, both, turn)
+    assert (both[0] == 99).all() and out.tolist() == [logits[0].argmax().item(), -1, 7, -1, -1, -1]
     assert tokens.tolist() == [0, 7, out[0].item(), 0, 0, 0, 99]
-    sample(logits, seats, seats, zeros + 1, zeros.long(), tokens, out)
+    sample(logits, seats, seats, zeros + 1, zeros.long(), tokens, both, turn)
     assert [token == -1 for token in out.tolist()] == [False, True, False, True, True, True]
 
 
@@ -86,12 +87,12 @@ def test_sampling_follows_the_probabilities_and_the_seed():
     draws = []
     for order in (seats, seats.flip(0), seats):
         out, tokens = torch.empty_like(seats), torch.empty_like(seats)
-        sample(logits, order, lengths, temperatures, seeds, tokens, out)
+        sample(logits, order, lengths, temperatures, seeds, tokens, out[None], seats[:1])
         draws.append(tokens)
     assert torch.equal(draws[0], draws[1]) and torch.equal(draws[0], draws[2]), "a row's draw depends on its place"
     share = torch.bincount(draws[0].long().cpu(), minlength=4) / rows
     assert (share - probabilities).abs().max() < 4 * (0.25 / rows) ** 0.5
-    sample(logits, seats, lengths + 1, temperatures, seeds, tokens, out)
+    sample(logits, seats, lengths + 1, temperatures, seeds, tokens, out[None], seats[:1])
     assert not torch.equal(tokens, draws[0]), "the next position draws the same again"
 
 
@@ -104,10 +105,30 @@ def test_prepare():
     def make(values):
         return torch.tensor(values, dtype=torch.int32, device=DEVICE)
 
-    out_ids, slots = prepare(make(ids), make(positions), make(rows), make(seats), make(new_blocks), tables, tokens, 4)
-    assert out_ids.tolist() == [71, 5, 6, 0]
+    embedding = torch.randn(80, 12, device=DEVICE)
+    x, squares, slots, of_rows = prepare(make(ids), make(positions), make(rows), make(seats), make(new_blocks),
+                                         make([5, 3]), tables, tokens, embedding, 4)
+    assert torch.equal(x, embedding[[71, 5, 6, 0]])
+    torch.testing.assert_close(squares, x.square().sum(1, keepdim=True))
     assert slots.tolist() == [8 * 4, 3 * 4 + 1, 3 * 4 + 2, -1]
     assert tables.tolist() == [[3, 1, 0], [2, 8, 9], [0, 0, 0]]
+    assert of_rows.shape == (2, 3) and of_rows[0, :2].tolist() == [2, 8] and of_rows[1, :1].tolist() == [3]
+
+
+def test_prepare_copies_tables_longer_than_a_program_takes_at_once():
+    tables = torch.randint(1000, (3, 700), dtype=torch.int32, device=DEVICE)
+    before, lengths = tables.clone(), [1200, 0, 514]
+
+    def make(values):
+        return torch.tensor(values, dtype=torch.int32, device=DEVICE)
+
+    _, _, slots, of_rows = prepare(make([-1] * 3), make([1199, -1, 513]), make([0, 1, 2]), make([2, 1, 0]),
+                                   make([5000, -1, 6000]), make(lengths), tables, make([0] * 3),
+                                   torch.zeros(1, 1, device=DEVICE), 2)
+    assert slots.tolist() == [5000 * 2 + 1, -1, 6000 * 2 + 1]
+    before[2, 599], before[0, 256] = 5000, 6000
+    assert torch.equal(tables, before), "a table changed elsewhere"
+    assert torch.equal(of_rows[0, :600], before[2, :600]) and torch.equal(of_rows[2, :257], before[0, :257])
 
 
 def test_rotation_table_agrees_with_the_decoder(monkeypatch):

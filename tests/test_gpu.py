@@ -241,7 +241,9 @@ def fused_logits(decoder, token_ids, narrow, first):
                                       [0, end - start], c.head_dim ** -0.5)
 
         ids = torch.tensor(token_ids[start:end], dtype=torch.int32, device=GPU)
-        rows.append(fused.logits(fused(ids, positions, slots, attend)).float().cpu())
+        x = torch.nn.functional.embedding(ids, decoder.embedding)
+        squares = x.float().square().sum(1, keepdim=True)
+        rows.append(fused.logits(fused(x, squares, positions, slots, attend)).float().cpu())
     return torch.cat(rows)
 
 

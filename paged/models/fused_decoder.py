@@ -49,20 +49,18 @@ class FusedDecoder:
         self.decoder, self.kv, self.config, self.narrow = decoder, kv, decoder.config, narrow
         self.rotation = rotation_table(decoder.frequencies, max_positions)
         absorb_norms(decoder)
-        # The sum of squares of every token's embedding, without a float32 copy of it.
-        self.squares = torch.linalg.vector_norm(decoder.embedding, dim=1, keepdim=True, dtype=torch.float32).square_()
         # float16 ends at 65,504, which a product of numbers not yet scaled may pass: there the norm stays in front.
         self.scale_late = decoder.embedding.dtype != torch.float16
 
-    def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor,
+    def __call__(self, x: torch.Tensor, squares: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor,
                  attend: Attend) -> torch.Tensor:
         """The residual stream after the last layer, before the final norm: [tokens, hidden].
 
-        input_ids, positions, slots: [tokens], position and slot −1 for padding.
+        x, squares: embeddings of the tokens and the sums of their squares, as `fused.prepare` returns them; x is
+        written to. positions, slots: [tokens], −1 for padding.
         """
-        x = F.embedding(input_ids, self.decoder.embedding)
-        if len(input_ids) <= self.narrow:
-            return self._few_tokens(x, F.embedding(input_ids, self.squares), positions, slots, attend)
+        if len(x) <= self.narrow:
+            return self._few_tokens(x, squares, positions, slots, attend)
         eps = self.config.rms_norm_eps
         for layer in self.decoder.layers:
             normed, scaled_by = self._normed(x)
