@@ -68,18 +68,18 @@ def checked_prompt(prompt_token_ids: Sequence[int], params: SamplingParams, conf
     try:
         if isinstance(prompt_token_ids, (bytes, dict, Set)):    # integers in no order, or no ids
             raise TypeError
-        prompt = [operator.index(token) for token in prompt_token_ids]
+        prompt = list(map(operator.index, prompt_token_ids))
     except TypeError:
         raise ValueError(f"the prompt is {prompt_token_ids!r}: it must be a list of token ids") from None
     if not prompt:
         raise ValueError("the prompt is empty: it needs at least one token")
-    for token in prompt:
-        if token < 0:
-            raise ValueError(f"token id {token} is negative: token ids count from 0")
-        if token > MAX_TOKEN_ID:
-            raise ValueError(f"token id {token} is too large: token ids go up to {MAX_TOKEN_ID}")
-        if vocab_size is not None and token >= vocab_size:
-            raise ValueError(f"token id {token} is outside the vocabulary of {vocab_size} tokens")
+    lowest, highest = min(prompt), max(prompt)
+    if lowest < 0:
+        raise ValueError(f"token id {lowest} is negative: token ids count from 0")
+    if highest > MAX_TOKEN_ID:
+        raise ValueError(f"token id {highest} is too large: token ids go up to {MAX_TOKEN_ID}")
+    if vocab_size is not None and highest >= vocab_size:
+        raise ValueError(f"token id {highest} is outside the vocabulary of {vocab_size} tokens")
     cached = len(prompt) + params.max_tokens - 1           # the last sampled token is never cached
     lengths = f"prompt of {len(prompt)} tokens and max_tokens={params.max_tokens}"
     needed, seats, way_out = blocks_needed(cached, config.block_size), params.n, "n"

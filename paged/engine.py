@@ -83,7 +83,11 @@ class Engine:
         Raises ValueError for a request that can never be served, with the numbers and the way out.
         """
         params = SamplingParams() if params is None else params
-        prompt = self.check_request(prompt_token_ids, params)
+        return self.add_checked_request(self.check_request(prompt_token_ids, params), params, request_id, salt)
+
+    def add_checked_request(self, prompt: list[int], params: SamplingParams, request_id: str | None = None,
+                            salt: str | None = None) -> str:
+        """`add_request` for a prompt as `check_request` has returned it."""
         for name, value in (("request_id", request_id), ("salt", salt)):
             if not isinstance(value, (str, type(None))):
                 raise ValueError(f"{name} is {value!r}: it must be a string, or None")

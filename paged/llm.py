@@ -6,6 +6,7 @@ import gc
 import operator
 import time
 from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import replace
 from numbers import Real
 
@@ -22,6 +23,17 @@ from paged.startup import Speedups, block_bytes, cpu_num_blocks, make_runner, me
 from paged.trace import NO_TRACE, Trace
 
 Prompt = "str | list[int] | list[dict[str, str]]"
+
+
+@contextmanager
+def short_collections() -> Iterator[None]:
+    """Keep Python's garbage collector from walking all of PyTorch between two steps, which takes milliseconds."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
 
 class LLM:
     """A language model behind a paged engine.
@@ -134,29 +146,27 @@ class LLM:
         """
         ids = self._token_ids(prompts)
         params = self._params(sampling_params, len(ids))
-        for request in zip(ids, params):
-            self.engine.check_request(*request)
+        checked = [self.engine.check_request(*request) for request in zip(ids, params)]
         bar = tqdm(total=len(ids), desc="Requests", disable=not use_tqdm, dynamic_ncols=True)
-        gc.freeze()                                        # else a collection between steps walks all of PyTorch
         try:
-            request_ids = [self.engine.add_request(*request) for request in zip(ids, params)]
+            request_ids = [self.engine.add_checked_request(*request) for request in zip(checked, params)]
             outputs = {request_id: self.engine.output(request_id) for request_id in request_ids}
             running = set(request_ids)
             num_tokens, start = 0, time.perf_counter()
-            while running and self.engine.has_unfinished():
-                for output in self._step():
-                    if output.finished and output.request_id in running:
-                        running.remove(output.request_id)
-                        num_tokens += output.metrics.num_output_tokens
-                        rate = num_tokens / (time.perf_counter() - start)
-                        bar.set_postfix_str(f"{num_tokens} tokens, {rate:.0f}/s", refresh=False)
-                        bar.update()
+            with short_collections():
+                while running and self.engine.has_unfinished():
+                    for output in self._step():
+                        if output.finished and output.request_id in running:
+                            running.remove(output.request_id)
+                            num_tokens += output.metrics.num_output_tokens
+                            rate = num_tokens / (time.perf_counter() - start)
+                            bar.set_postfix_str(f"{num_tokens} tokens, {rate:.0f}/s", refresh=False)
+                            bar.update()
             return list(outputs.values())
         except BaseException:
             self.engine.reset()
             raise
         finally:
-            gc.unfreeze()
             bar.close()
 
     def beam_search(self, prompts: Prompt | Sequence[Prompt], beam_width: int = 4, max_tokens: int = 16,

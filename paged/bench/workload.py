@@ -23,7 +23,7 @@ from tqdm import tqdm
 from paged.bench.common import QWEN3_0_6B, check_output, machine
 from paged.checks import whole_number
 from paged.engine import Engine
-from paged.llm import LLM
+from paged.llm import LLM, short_collections
 from paged.models.config import ModelConfig
 from paged.models.decoder import Decoder
 from paged.models.loader import Loaded, room_for_weights, use_device
@@ -62,8 +62,9 @@ def tokens_per_second(llm: LLM, prompts, params, runs: int = 2) -> list[float]:
     """Output tokens a second of each run, after one warm-up run; every run begins its prompts differently."""
     rates = []
     for run in range(runs + 1):
+        fresh = with_other_first_tokens(prompts, run)
         start = time.perf_counter()
-        outputs = llm.generate(with_other_first_tokens(prompts, run), params, use_tqdm=False)
+        outputs = llm.generate(fresh, params, use_tqdm=False)
         seconds = time.perf_counter() - start
         rates.append(sum(len(output.outputs[0].token_ids) for output in outputs) / seconds)
     return rates[1:]
@@ -82,12 +83,13 @@ def steps_of_a_run(llm: LLM, prompts, params) -> list[tuple[int, int, float]]:
     try:
         for prompt, param in zip(with_other_first_tokens(prompts, 77), params):
             engine.add_request(prompt, param)
-        last = time.perf_counter()
-        while engine.has_unfinished():
-            engine.step()
-            now = time.perf_counter()
-            steps.append((*(sizes.pop() if sizes else (0, 0)), 1e3 * (now - last)))
-            last = now
+        with short_collections():
+            last = time.perf_counter()
+            while engine.has_unfinished():
+                engine.step()
+                now = time.perf_counter()
+                steps.append((*(sizes.pop() if sizes else (0, 0)), 1e3 * (now - last)))
+                last = now
     finally:
         engine._launch = launch
     return steps
@@ -118,18 +120,19 @@ def gaps_while_prompts_arrive(llm: LLM, num_decoding: int = 16, prompt: int = 20
     for i in range(num_decoding):
         engine.add_request([(i * 13 + j) % VOCABULARY for j in range(64)], params)
     gaps, last, step = [], {}, 0
-    while engine.has_unfinished():
-        if step == 60:
-            for i in range(2):
-                engine.add_request([(i * 7 + 3 * j) % VOCABULARY for j in range(prompt)],
-                                   SamplingParams(max_tokens=1, ignore_eos=True))
-        for output in engine.step():
-            if output.metrics.num_output_tokens and len(output.prompt_token_ids) == 64:
-                now = time.perf_counter()
-                if output.request_id in last:
-                    gaps.append(1e3 * (now - last[output.request_id]))
-                last[output.request_id] = now
-        step += 1
+    with short_collections():
+        while engine.has_unfinished():
+            if step == 60:
+                for i in range(2):
+                    engine.add_request([(i * 7 + 3 * j) % VOCABULARY for j in range(prompt)],
+                                       SamplingParams(max_tokens=1, ignore_eos=True))
+            for output in engine.step():
+                if output.metrics.num_output_tokens and len(output.prompt_token_ids) == 64:
+                    now = time.perf_counter()
+                    if output.request_id in last:
+                        gaps.append(1e3 * (now - last[output.request_id]))
+                    last[output.request_id] = now
+            step += 1
     return {"decoding": num_decoding, "prompt_tokens": prompt, "longest_ms": max(gaps),
             "median_ms": statistics.median(gaps), "gaps_ms": gaps}
 
