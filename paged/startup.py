@@ -39,7 +39,7 @@ class Speedups:
     """What makes the GPU engine fast, each to be switched off on its own.
 
     Attributes:
-        graphs: replay CUDA graphs, for every step of up to 8,192 tokens.
+        graphs: replay CUDA graphs, for every step of up to 16,384 tokens.
         fused: fused kernels, and all that a step needs kept on the GPU (without it nothing below applies).
         narrow_products: take steps of few tokens through products that carry all that lies between them.
         run_ahead: launch a step before the tokens of the one before are read.

@@ -12,6 +12,8 @@ from paged.attention import choose_backend, paged_attention, reference, triton_b
 from paged.kv_cache import PagedKVCache
 
 pytest.importorskip("triton")
+from paged.attention import triton_decode  # noqa: E402
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 5e-3}
 
@@ -75,12 +77,25 @@ def test_float16():
     assert_as_reference(MIXTURE, 4, 2, 32, 4, dtype=torch.float16)
 
 
+def test_more_heads_share_a_kv_head_than_a_small_prefill_program_has_rows():
+    assert_as_reference([(40, 6), (9, 9), (20, 1)], 20, 1, 32, 4, dtype=torch.float16)
+
+
+def test_counters_are_left_as_zeros(monkeypatch):
+    """Calls that follow each other count with the same ones; one left behind would spoil a later call."""
+    kept = torch.zeros(1 << 14, dtype=torch.int32, device=DEVICE)
+    monkeypatch.setattr(triton_decode, "counters", lambda device: kept)
+    for requests in (DECODES, [(300, 1)], MIXTURE):
+        assert_as_reference(requests, 4, 2, 16, 4)
+        assert not kept.any()
+
+
 def test_pure_decode_with_the_hint():
     assert_as_reference(DECODES + [(0, 1)], 4, 2, 16, 4, max_query_len=1)
 
 
 def test_context_cut_into_many_shares():
-    """One long context: every program has a piece of it, and the combine step has several rounds."""
+    """One long context: every program has a piece of it, and adding them up takes several rounds."""
     assert_as_reference([(1400, 1), (3, 1)], 1, 1, 16, 7)
 
 

@@ -115,7 +115,7 @@ def launch_shape(dtype: torch.dtype, head_dim: int, num_tokens: int, wide: bool)
         return 64, 32, dict(num_warps=4, num_stages=2)
     if wide and num_tokens <= 128:
         return 16, 128, dict(num_warps=4, num_stages=3)
-    if wide and num_tokens > 2048:    # few registers, so that a multiprocessor holds two programs: one computes, one waits
+    if wide and num_tokens > 2048:      # few registers: a multiprocessor holds two programs, one computes, one waits
         return 128, 64, dict(num_warps=8, num_stages=2, maxnreg=128)
     return 64, 64, dict(num_warps=4, num_stages=3 if wide else 2)
 
