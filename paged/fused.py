@@ -33,7 +33,7 @@ def _launch(early: bool) -> dict:
 
 def starts_early(device: torch.device) -> bool:
     """Whether the device has programmatic dependent launch."""
-    return device_properties(device)[1]
+    return device_properties(device).capability >= 9
 
 
 @triton.jit

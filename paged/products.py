@@ -23,7 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
-from paged.attention.triton_tile import counters, shared_memory
+from paged.attention.triton_tile import counters, device_properties
 from paged.fused import _launch, _start_early, starts_early
 
 
@@ -194,13 +194,16 @@ MOST_SPLIT = 512
 def _shared(kind: str, x: torch.Tensor, outputs: int, squares: torch.Tensor | None, tiles: int, pair: bool):
     """What both kernels need: grid, workspace for split tiles, and the constants of the tile."""
     num_tokens, width = x.shape
+    card = device_properties(x.device)
     tokens, columns, split, stages, warps = tile_shape(kind, num_tokens)
+    if card.capability < 8:                                 # what is on its way takes registers
+        columns = min(columns, 32)
     token_tiles = triton.cdiv(num_tokens, tokens)
     if tiles * token_tiles * split > MOST_SPLIT:
         split = 1
     columns = min(columns * 2 // x.element_size(), max(16, triton.next_power_of_2(triton.cdiv(width, split))))
     one_stage = (outputs * (1 + pair) + tokens) * columns * x.element_size()
-    stages = max(1, min(stages, shared_memory(x.device) // one_stage))
+    stages = max(1, min(stages, card.shared_memory // one_stage))
     size = tiles * token_tiles * split * outputs * tokens * (1 + pair) if split > 1 else 1
     parts = 1 if squares is None else squares.shape[1]
     constants = {"SCALE": squares is not None, "PARTS": parts, "PADDED_PARTS": triton.next_power_of_2(parts),

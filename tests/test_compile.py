@@ -1,7 +1,8 @@
 """Every Triton kernel is compiled for an H200 and for smaller cards, on any machine: the compiler needs no GPU.
 
-Protects what the interpreter cannot: code that only Python accepts, and tiles that do not fit the shared memory of a
-card. The launches are those of the package's own functions, caught before they reach a GPU.
+Protects what the interpreter cannot: code that only Python accepts, tiles that do not fit the shared memory of a card,
+and values that do not fit its registers. The launches are those of the package's own functions, caught before they
+reach a GPU.
 """
 
 import os
@@ -11,7 +12,12 @@ import sys
 import pytest
 
 SCRIPT = '''
+import re
+import subprocess
 import sys
+import tempfile
+from pathlib import Path
+
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
@@ -39,16 +45,26 @@ def compile_only(kernel, *args, grid=None, warmup=None, **options):
     binary = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     compiled.add(kernel.__name__)
     assert binary.metadata.shared <= memory, f"{kernel.__name__} wants {binary.metadata.shared} of {memory} bytes"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(binary.asm["cubin"])
+        report = subprocess.run([OBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    spilled = max(map(int, re.findall(r"STACK:(\\d+)", report)))
+    assert spilled <= most, f"{kernel.__name__} keeps {spilled} bytes a thread outside its registers: {constants}"
+    if kernel.__name__ == "_decode_kernel":                # its programs are all to run at once, on 132 processors
+        programs = grid[0] // 132
+        assert programs * (binary.metadata.shared + 1024) <= memory + 1024 or programs == 1
 
 compiled = set()
+most = 256                                                  # bytes of registers spilled, of a thread
+OBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 capability, memory = int(sys.argv[6]), int(sys.argv[7]) * 1024
 
 JITFunction.run = compile_only
 from paged import fused, products
 from paged.attention import triton_decode, triton_prefill, triton_store, triton_tile
-fused.starts_early = products.starts_early = lambda device: capability >= 90
-products.shared_memory = triton_prefill.shared_memory = lambda device: memory
-triton_decode.device_properties = lambda device: (132, capability >= 90)
+card = triton_tile.Card(132, capability // 10, memory)
+for module in (fused, products, triton_decode, triton_prefill):
+    module.device_properties = lambda device: card
 
 heads, kv_heads, dim, dtype = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), getattr(torch, sys.argv[4])
 k, v = torch.zeros(2, 4, 16, kv_heads, dim, dtype=dtype)
@@ -87,7 +103,10 @@ for module in (fused, products, triton_decode, triton_prefill, triton_store):
     (80, 163, 16, 8, 128, "bfloat16", "5,128"),                  # A100
     (89, 99, 16, 8, 128, "bfloat16", "5,32,128"),                # L4, RTX 4090
     (120, 99, 16, 8, 128, "bfloat16", "5,128"),                  # RTX 5090
-    (75, 64, 9, 3, 64, "float16", "5")])                         # T4
+    (75, 64, 9, 3, 64, "float16", "5"),                          # T4
+    (90, 227, 32, 4, 128, "bfloat16", "5,128"),                  # groups of 8, 32 and 1 query heads
+    (90, 227, 32, 1, 128, "bfloat16", "5"),
+    (80, 163, 8, 8, 256, "bfloat16", "9")])
 def test_every_kernel_compiles(capability, memory, heads, kv_heads, dim, dtype, tokens, tmp_path):
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     arguments = map(str, (heads, kv_heads, dim, dtype, tokens, capability, memory))

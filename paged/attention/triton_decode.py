@@ -23,7 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
-from paged.attention.triton_tile import LOG2_E, counters, device_properties, launch, load_rows, tile_slots
+from paged.attention.triton_tile import LOG2_E, Card, counters, device_properties, launch, load_rows, tile_slots
 
 
 @triton.jit
@@ -152,18 +152,23 @@ def _decode_kernel(q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, counter_ptr, block
         position += last_tile - first_tile
 
 
-def launch_shape(dtype: torch.dtype, head_dim: int, num_requests: int) -> tuple[int, int, int, int]:
-    """Tokens a tile, warps a program, loads in flight, programs a multiprocessor; measured on an H200.
+def launch_shape(card: Card, dtype: torch.dtype, head_dim: int, num_requests: int,
+                 group: int) -> tuple[int, int, int, int]:
+    """Tokens a tile, warps a program, loads in flight, programs a multiprocessor; measured on an H200, elsewhere what
+    fits.
 
     A program stands still between two pairs: many small programs cover for each other.
     """
+    if card.capability < 8:                                 # what is on its way takes registers
+        return 16, 4, 2, 3
     if dtype == torch.float32:
         return 32, 4, 3, 2
+    many = group > 16 or num_requests > 512                 # more than the registers of one warp hold
     if head_dim > 128:
-        return (32, 4, 3, 2) if num_requests < 8 else (16, 1, 3, 4)
-    if head_dim <= 64:
-        return 64, 1, 3, 4
-    return 32, 1, 2, 8
+        return (32, 4, 3, 2) if num_requests < 8 or many else (16, 1, 3, 4)
+    if many:
+        return 64, 4, 3, 2
+    return (64, 1, 3, 4) if head_dim <= 64 else (32, 1, 2, 8)
 
 
 def decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_tables: torch.Tensor,
@@ -182,17 +187,22 @@ def decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_
     num_requests, num_heads, head_dim = len(seq_lens), q.shape[1], q.shape[2]
     _, block_size, num_kv_heads, _ = k_cache.shape
     group = num_heads // num_kv_heads
-    processors, can_start_early = device_properties(q.device)
-    tile, warps, stages, programs = launch_shape(q.dtype, head_dim, num_requests)
-    programs *= processors
-    early = early and can_start_early
+    card = device_properties(q.device)
+    tile, warps, stages, programs = launch_shape(card, q.dtype, head_dim, num_requests, group)
+    early = early and card.capability >= 9
+    heads, padded_dim = triton.next_power_of_2(group), max(16, triton.next_power_of_2(head_dim))
+    # Equal shares end together only where all programs run at once: no more than the shared memory holds.
+    needed = 2 * tile * padded_dim * q.element_size() * (stages - 1) + 9 * 1024    # K and V on their way; Triton's own
+    programs = card.processors * max(1, min(programs, card.shared_memory // needed))
+    # Added up at once: a pair of few requests has many pieces; and the registers must hold them.
+    pieces = max(1, min(16 if num_requests < 64 else 2, 4096 * warps // (heads * padded_dim)))
     # One float32 result and one log-sum-exp for each of two cut pairs a program.
     partial = torch.empty(2 * programs * group * (head_dim + 1), dtype=torch.float32, device=q.device)
     launch(_decode_kernel, (programs, 1, 1),
            (q, k_cache, v_cache, out, partial, counters(q.device), block_tables, seq_lens, query_start_loc),
            (scale, num_requests, block_tables.stride(0)), (q.stride(0),),
-           (num_kv_heads, group, head_dim, max(16, triton.next_power_of_2(head_dim)),
+           (num_kv_heads, group, head_dim, padded_dim,
             max(64, triton.next_power_of_2(num_requests)), tile, max(16, triton.next_power_of_2(group)), block_size,
-            triton.next_power_of_2(group), 16 if num_requests < 64 else 2, early),
+            heads, pieces, early),
            num_warps=warps, num_stages=stages, **({"launch_pdl": True} if early else {}))
 

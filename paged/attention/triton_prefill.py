@@ -24,7 +24,7 @@ import torch
 import triton
 import triton.language as tl
 
-from paged.attention.triton_tile import LOG2_E, launch, load_rows, shared_memory, tile_slots
+from paged.attention.triton_tile import LOG2_E, Card, device_properties, launch, load_rows, tile_slots
 
 
 @triton.jit
@@ -104,20 +104,25 @@ def _prefill_kernel(q_ptr, k_ptr, v_ptr, out_ptr, block_tables_ptr, seq_lens_ptr
              acc.to(out_ptr.dtype.element_ty), mask=real)
 
 
-def launch_shape(dtype: torch.dtype, head_dim: int, num_tokens: int, wide: bool) -> tuple[int, int, dict]:
-    """Query rows a program, tokens a tile, Triton's options; measured on an H200 (wide: a Hopper's shared memory).
+def launch_shape(card: Card, dtype: torch.dtype, head_dim: int, num_tokens: int) -> tuple[int, int, dict]:
+    """Query rows a program, tokens a tile, Triton's options; measured on an H200, elsewhere what fits.
 
     A short step has few rows: small programs then, so that more of the card has work.
     """
     if dtype == torch.float32:
-        return 32, 16 if head_dim > 128 else 32, dict(num_warps=4, num_stages=2)
+        return 32, 16 if head_dim > 128 else 32, dict(num_warps=8, num_stages=2)
+    if card.capability < 8:             # what is on its way takes registers
+        return 32 if head_dim > 128 else 64, 16, dict(num_warps=8, num_stages=1)
     if head_dim > 128:
         return 64, 32, dict(num_warps=4, num_stages=2)
-    if wide and num_tokens <= 128:
+    if card.shared_memory < 200 * 1024:
+        return 64, 64, dict(num_warps=4, num_stages=2)
+    if num_tokens <= 128:
         return 16, 128, dict(num_warps=4, num_stages=3)
-    if wide and num_tokens > 2048:      # few registers: a multiprocessor holds two programs, one computes, one waits
-        return 128, 64, dict(num_warps=8, num_stages=2, maxnreg=128)
-    return 64, 64, dict(num_warps=4, num_stages=3 if wide else 2)
+    if num_tokens <= 2048:
+        return 64, 64, dict(num_warps=4, num_stages=3)
+    # Few registers: a multiprocessor holds two programs, one computes, one waits.
+    return 128, 64, dict(num_warps=8, num_stages=2, maxnreg=128)
 
 
 def prefill(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_tables: torch.Tensor,
@@ -132,7 +137,7 @@ def prefill(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block
     (num_tokens, num_heads, head_dim), num_requests = q.shape, len(seq_lens)
     _, block_size, num_kv_heads, _ = k_cache.shape
     group = num_heads // num_kv_heads
-    rows, tile, options = launch_shape(q.dtype, head_dim, num_tokens, shared_memory(q.device) >= 200 * 1024)
+    rows, tile, options = launch_shape(device_properties(q.device), q.dtype, head_dim, num_tokens)
     rows = max(rows, triton.next_power_of_2(group))
     # A program for each `rows // group` tokens of a request; the GPU knows how many, the CPU an upper bound.
     most = num_tokens // (rows // group) + min(num_requests, num_tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 import torch
 import triton
@@ -40,25 +41,30 @@ def load_rows(base, slots, ROW: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM
     return tl.load(pointers, mask=(tl.arange(0, PADDED_DIM) < HEAD_DIM)[None, :], other=0.0)
 
 
-@cache
-def device_properties(device: torch.device) -> tuple[int, bool]:
-    """Multiprocessors of a GPU, and whether it is a Hopper or later (compute capability 9): kernels start early there.
+class Card(NamedTuple):
+    """What the shape of a launch depends on.
 
-    In the interpreter 4 processors stand in for them.
+    Attributes:
+        processors: multiprocessors.
+        capability: the major compute capability: 7 Turing (T4), 8 Ampere and Ada, 9 Hopper. From 8 on copies to shared
+            memory pass by the registers; from 9 on a kernel may start while the one before it ends.
+        shared_memory: bytes of shared memory that a program may use.
     """
-    if device.type != "cuda":
-        return 4, False
-    properties = torch.cuda.get_device_properties(device)
-    return properties.multi_processor_count, properties.major >= 9
+
+    processors: int
+    capability: int
+    shared_memory: int
 
 
 @cache
-def shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory that a program may use; in the interpreter those of an H200."""
+def device_properties(device: torch.device) -> Card:
+    """The card of a device; in the interpreter 4 processors with the memory of an H200, which start nothing early."""
     if device.type != "cuda":
-        return 227 * 1024
+        return Card(4, 8, 227 * 1024)
+    properties = torch.cuda.get_device_properties(device)
     index = torch.cuda.current_device() if device.index is None else device.index
-    return triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"]
+    shared = triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"]
+    return Card(properties.multi_processor_count, properties.major, shared)
 
 
 @cache
