@@ -20,7 +20,7 @@ from paged.attention.triton_tile import device_properties
 @triton.jit
 def _start_early(EARLY: tl.constexpr):
     """Programmatic dependent launch: a kernel may start while the one before it ends, and does here what needs no
-    result of that one (reads weights, say). Behind this line everything before it is finished and visible."""
+    result of that one. Behind this line everything before it is finished and visible."""
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -67,15 +67,15 @@ def _rotate_and_store_kernel(qkv_ptr, x_ptr, bias_ptr, positions_ptr, slots_ptr,
                                 tl.load(k_norm_ptr + dim, mask=real, other=0.0)[None, :]).to(tl.float32)
         second_weight = tl.where(is_q, tl.load(q_norm_ptr + half + dim, mask=real, other=0.0)[None, :],
                                  tl.load(k_norm_ptr + half + dim, mask=real, other=0.0)[None, :]).to(tl.float32)
-    # Before the wait: written by kernels that an ordinary launch between has sealed off.
+    # Before the wait: positions are older than the kernel before.
     position = tl.load(positions_ptr + token)
-    slot = tl.load(slots_ptr + token).to(tl.int64)
     angle = rotation_ptr + tl.maximum(position, 0).to(tl.int64) * HEAD_DIM + dim
     cos = tl.load(angle, mask=real, other=0.0)[None, :]
     sin = tl.load(angle + half, mask=real, other=0.0)[None, :]
     _start_early(EARLY)
     if position < 0:                                                   # padding
         return
+    slot = tl.load(slots_ptr + token).to(tl.int64)
     row = qkv_ptr + (token * all_heads + head)[:, None] * HEAD_DIM + dim[None, :]
     first = tl.load(row, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(row + half, mask=inside, other=0.0).to(tl.float32)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 
 import torch
 from tqdm import tqdm
@@ -32,7 +32,8 @@ from paged.sampler import sample as sample_with_filters
 from paged.scheduler import Batch
 from paged.slots import blocks_needed
 
-MIXED_SIZES = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)      # tokens of captured steps with chunks
+# Tokens of captured steps with chunks.
+MIXED_SIZES = (16, 64, 128, 256, 512, 1024, 2048, 4096, 6144, 8192, 12288, 16384)
 
 
 class StepInputs:
@@ -54,15 +55,20 @@ class StepInputs:
         pinned = device.type == "cuda"
         self._twins = [torch.empty(sum(places), dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
         self._views = [[part.numpy() for part in parts(twin)] for twin in self._twins]
+        self._copied = [torch.cuda.Event() for _ in range(2)] if pinned else []
         self._turn = 0
 
     def send(self, values: Sequence[Sequence[int]], padding: Sequence[int]) -> None:
         """Copy the lists to the GPU, each padded to its size, in the order of the attributes."""
         self._turn = 1 - self._turn
+        if self._copied:                                   # waits only if steps were dropped, by an interruption
+            self._copied[self._turn].synchronize()
         for view, items, pad in zip(self._views[self._turn], values, padding):
             view[:len(items)] = items
             view[len(items):] = pad
         self.gpu.copy_(self._twins[self._turn], non_blocking=True)
+        if self._copied:
+            self._copied[self._turn].record()
 
 
 class GraphRunner(ModelRunner):
@@ -114,7 +120,7 @@ class GraphRunner(ModelRunner):
 
     @torch.inference_mode()
     def launch(self, batch: Batch):
-        """Start a step; returns what `collect` wants."""
+        """Start a step; returns what `collect` wants. A step is to be collected before the next but one starts."""
         self._use_device()
         self.move_blocks(batch)
         if not batch.requests:
@@ -171,8 +177,7 @@ class GraphRunner(ModelRunner):
 
         def attend(layer: int, q: torch.Tensor) -> torch.Tensor:
             return triton_backend.run(q, self.kv.k[layer], self.kv.v[layer], tables, inputs.seq_lens,
-                                      inputs.query_start_loc, self.scale, max_query_len=longest,
-                                      early=layer > 0)     # the first is too close to what wrote the tables
+                                      inputs.query_start_loc, self.scale, max_query_len=longest, early=True)
 
         x = self.fused(x, squares, inputs.positions, slots, attend)
         if longest is None:
@@ -291,10 +296,16 @@ class GraphRunner(ModelRunner):
             if self.device.type == "cuda":
                 torch.cuda.synchronize()
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=pool):
+                with torch.cuda.graph(graph, pool=pool, stream=_capture_stream(self.device)):
                     self._run(inputs)
                 pool, replay = graph.pool(), graph.replay
             self._steps[num_tokens, num_rows] = inputs, replay
+
+
+@cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """One a device: PyTorch's own belongs to the device that captured first."""
+    return torch.cuda.Stream(device)
 
 
 def _needs_filters(params) -> bool:

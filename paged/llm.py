@@ -190,11 +190,10 @@ class LLM:
         """
         (ids,) = self._token_ids([prompt])
         (params,) = self._params(sampling_params, 1)
-        self.engine.check_request(ids, params)
-        return self._stream(ids, params)
+        return self._stream(self.engine.check_request(ids, params), params)
 
-    def _stream(self, ids: list[int], params: SamplingParams) -> Iterator[RequestOutput]:
-        request_id = self.engine.add_request(ids, params)
+    def _stream(self, prompt: list[int], params: SamplingParams) -> Iterator[RequestOutput]:
+        request_id = self.engine.add_checked_request(prompt, params)
         output = self.engine.output(request_id)
         num_tokens, shown = 0, {}                          # shown: characters of each completion
         try:

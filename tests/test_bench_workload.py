@@ -59,7 +59,7 @@ def test_mistakes_are_sentences_before_anything_is_measured(argv, words, capsys)
 
 
 def test_kernels_that_overlap_count_once():
-    """A product starts beside the decode kernel and waits for it; a library product starts beside that one."""
+    """A kernel that starts beside another one and waits for it adds only what it lasts longer."""
     def event(name, start, end, device=torch.autograd.DeviceType.CUDA):
         return SimpleNamespace(name=name, device_type=device, time_range=SimpleNamespace(start=start, end=end))
 

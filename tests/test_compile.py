@@ -55,7 +55,7 @@ def compile_only(kernel, *args, grid=None, warmup=None, **options):
         assert programs * (binary.metadata.shared + 1024) <= memory + 1024 or programs == 1
 
 compiled = set()
-most = 256                                                  # bytes of registers spilled, of a thread
+most = 2048 if sys.argv[4] == "float32" else 256          # bytes a thread may spill; float32 is for checking
 OBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 capability, memory = int(sys.argv[6]), int(sys.argv[7]) * 1024
 
@@ -106,7 +106,8 @@ for module in (fused, products, triton_decode, triton_prefill, triton_store):
     (75, 64, 9, 3, 64, "float16", "5"),                          # T4
     (90, 227, 32, 4, 128, "bfloat16", "5,128"),                  # groups of 8, 32 and 1 query heads
     (90, 227, 32, 1, 128, "bfloat16", "5"),
-    (80, 163, 8, 8, 256, "bfloat16", "9")])
+    (80, 163, 8, 8, 256, "bfloat16", "9"),
+    (89, 99, 8, 8, 256, "float32", "5")])
 def test_every_kernel_compiles(capability, memory, heads, kv_heads, dim, dtype, tokens, tmp_path):
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     arguments = map(str, (heads, kv_heads, dim, dtype, tokens, capability, memory))

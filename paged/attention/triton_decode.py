@@ -163,7 +163,7 @@ def launch_shape(card: Card, dtype: torch.dtype, head_dim: int, num_requests: in
         return 16, 4, 2, 3
     if dtype == torch.float32:
         return 32, 4, 3, 2
-    many = group > 16 or num_requests > 512                 # more than the registers of one warp hold
+    many = group > (8 if head_dim > 128 else 16) or num_requests > 512             # more than the registers of one warp hold
     if head_dim > 128:
         return (32, 4, 3, 2) if num_requests < 8 or many else (16, 1, 3, 4)
     if many:
@@ -181,18 +181,22 @@ def decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_
     [requests], query_start_loc: [requests + 1], int32 on the GPU. A context of 0 tokens gives zeros. The
     launch depends on shapes alone: safe to capture in a CUDA graph.
 
-    early: start while the kernel before is still at work. Of what that one writes, q, K and V are waited for; tables,
-    lengths and query_start_loc must be older.
+    early: start while the kernel before is still at work, and wait for what it writes; seq_lens and query_start_loc,
+    which are read at once, must be older.
     """
     num_requests, num_heads, head_dim = len(seq_lens), q.shape[1], q.shape[2]
     _, block_size, num_kv_heads, _ = k_cache.shape
     group = num_heads // num_kv_heads
     card = device_properties(q.device)
     tile, warps, stages, programs = launch_shape(card, q.dtype, head_dim, num_requests, group)
-    early = early and card.capability >= 9
+    # Early programs are dealt out evenly where they fill a multiprocessor exactly: one warp and 32 tokens do.
+    early = early and card.capability >= 9 and (tile, warps) == (32, 1)
     heads, padded_dim = triton.next_power_of_2(group), max(16, triton.next_power_of_2(head_dim))
     # Equal shares end together only where all programs run at once: no more than the shared memory holds.
-    needed = 2 * tile * padded_dim * q.element_size() * (stages - 1) + 9 * 1024    # K and V on their way; Triton's own
+    one_stage = 2 * tile * padded_dim * q.element_size()    # K and V on their way; the rest is Triton's own
+    while stages > 1 and one_stage * (stages - 1) + 9 * 1024 > card.shared_memory:
+        stages -= 1
+    needed = one_stage * (stages - 1) + 9 * 1024
     programs = card.processors * max(1, min(programs, card.shared_memory // needed))
     # Added up at once: a pair of few requests has many pieces; and the registers must hold them.
     pieces = max(1, min(16 if num_requests < 64 else 2, 4096 * warps // (heads * padded_dim)))

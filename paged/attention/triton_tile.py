@@ -1,4 +1,4 @@
-"""What the Triton attention kernels share: reading a tile through a block table, and launching."""
+"""What the Triton kernels share: reading a tile through a block table, the card, counters, and launching."""
 
 from __future__ import annotations
 
