@@ -163,7 +163,7 @@ def launch_shape(card: Card, dtype: torch.dtype, head_dim: int, num_requests: in
         return 16, 4, 2, 3
     if dtype == torch.float32:
         return 32, 4, 3, 2
-    many = group > (8 if head_dim > 128 else 16) or num_requests > 512             # more than the registers of one warp hold
+    many = group > (8 if head_dim > 128 else 16) or num_requests > 512      # more than the registers of one warp hold
     if head_dim > 128:
         return (32, 4, 3, 2) if num_requests < 8 or many else (16, 1, 3, 4)
     if many:
