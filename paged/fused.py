@@ -14,26 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from paged.attention.triton_tile import device_properties
-
-
-@triton.jit
-def _start_early(EARLY: tl.constexpr):
-    """Programmatic dependent launch: a kernel may start while the one before it ends, and does here what needs no
-    result of that one. Behind this line everything before it is finished and visible."""
-    if EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-
-
-def _launch(early: bool) -> dict:
-    """Launch options of a kernel that calls `_start_early`."""
-    return {"EARLY": early, "launch_pdl": True} if early else {"EARLY": False}
-
-
-def starts_early(device: torch.device) -> bool:
-    """Whether the device has programmatic dependent launch."""
-    return device_properties(device).capability >= 9
+from paged.attention.triton_tile import early_launch, start_early
 
 
 @triton.jit
@@ -72,7 +53,7 @@ def _rotate_and_store_kernel(qkv_ptr, x_ptr, bias_ptr, positions_ptr, slots_ptr,
     angle = rotation_ptr + tl.maximum(position, 0).to(tl.int64) * HEAD_DIM + dim
     cos = tl.load(angle, mask=real, other=0.0)[None, :]
     sin = tl.load(angle + half, mask=real, other=0.0)[None, :]
-    _start_early(EARLY)
+    start_early(EARLY)
     if position < 0:                                                   # padding
         return
     slot = tl.load(slots_ptr + token).to(tl.int64)
@@ -136,7 +117,7 @@ def rotate_and_store(qkv: torch.Tensor, x: torch.Tensor | None, bias: torch.Tens
         qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm, q, k_cache, v_cache, eps, num_tokens,
         *k_cache.stride()[:2], NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size, NORM=q_norm is not None, HEADS=heads, PADDED_HALF=triton.next_power_of_2(head_dim // 2),
-        BIAS=bias is not None, num_warps=warps, **_scaled_by(x), **_launch(starts_early(qkv.device)))
+        BIAS=bias is not None, num_warps=warps, **_scaled_by(x), **early_launch(qkv.device))
     return q
 
 
@@ -149,7 +130,7 @@ def rotation_table(frequencies: torch.Tensor, max_positions: int) -> torch.Tenso
 @triton.jit
 def _silu_mul_kernel(gate_up_ptr, x_ptr, out_ptr, eps, NUM_OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr,
                      SCALE: tl.constexpr, WIDTH: tl.constexpr, PADDED_WIDTH: tl.constexpr, EARLY: tl.constexpr):
-    _start_early(EARLY)
+    start_early(EARLY)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < NUM_OUTPUTS
@@ -174,7 +155,7 @@ def silu_mul(gate_up: torch.Tensor, x: torch.Tensor | None, eps: float) -> torch
     columns = min(4096, triton.next_power_of_2(outputs))
     _silu_mul_kernel[num_tokens, triton.cdiv(outputs, columns)](
         gate_up, gate_up if x is None else x, out, eps, NUM_OUTPUTS=outputs, COLUMNS=columns, num_warps=8,
-        **_scaled_by(x), **_launch(starts_early(out.device)))
+        **_scaled_by(x), **early_launch(out.device))
     return out
 
 
@@ -188,7 +169,7 @@ def _scaled_by(x: torch.Tensor | None) -> dict:
 def _weigh_slices_kernel(logits_ptr, seats_ptr, temperatures_ptr, top_ptr, index_ptr, weight_ptr, vocab_size,
                          SLICE: tl.constexpr, EARLY: tl.constexpr):
     # Of one slice of one row: the largest logit, where it stands, and the sum of exp((logit − largest) / T).
-    _start_early(EARLY)
+    start_early(EARLY)
     row = tl.program_id(0)
     temperature = tl.load(temperatures_ptr + tl.load(seats_ptr + row))
     token = tl.program_id(1) * SLICE + tl.arange(0, SLICE)
@@ -218,7 +199,7 @@ def _first_above(weight, threshold, place):
 def _draw_kernel(logits_ptr, seats_ptr, seq_lens_ptr, temperatures_ptr, seeds_ptr, top_ptr, index_ptr, weight_ptr,
                  tokens_ptr, out_ptr, turn_ptr, vocab_size, out_width, SLICES: tl.constexpr, PADDED: tl.constexpr,
                  SLICE: tl.constexpr, EARLY: tl.constexpr):
-    _start_early(EARLY)
+    start_early(EARLY)
     row = tl.program_id(0)
     seat = tl.load(seats_ptr + row)
     temperature = tl.load(temperatures_ptr + seat)
@@ -263,7 +244,7 @@ def sample(logits: torch.Tensor, seats: torch.Tensor, seq_lens: torch.Tensor, te
     slices = triton.cdiv(vocab_size, slice_size)
     top, weight = torch.empty(2, num_rows, slices, dtype=torch.float32, device=logits.device)
     index = torch.empty(num_rows, slices, dtype=torch.int32, device=logits.device)
-    early = _launch(starts_early(logits.device))
+    early = early_launch(logits.device)
     _weigh_slices_kernel[num_rows, slices](logits, seats, temperatures, top, index, weight, vocab_size,
                                            SLICE=slice_size, **early)
     _draw_kernel[num_rows,](logits, seats, seq_lens, temperatures, seeds, top, index, weight, tokens, out, turn,

@@ -23,8 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
-from paged.attention.triton_tile import counters, device_properties
-from paged.fused import _launch, _start_early, starts_early
+from paged.attention.triton_tile import counters, device_properties, early_launch, start_early
 
 
 @triton.jit
@@ -102,7 +101,7 @@ def _product_kernel(x_ptr, weight_ptr, squares_ptr, residual_ptr, out_ptr, out_s
     real, valid = output < NUM_OUTPUTS, token < num_tokens
     at = token[None, :] * NUM_OUTPUTS + output[:, None]
     inside = valid[None, :] & real[:, None]
-    _start_early(EARLY)
+    start_early(EARLY)
     if RESIDUAL:
         residual = tl.load(residual_ptr + at, mask=inside, other=0.0).to(tl.float32)
     if SCALE:
@@ -138,7 +137,7 @@ def _qkv_kernel(x_ptr, weight_ptr, squares_ptr, bias_ptr, positions_ptr, slots_p
     real = dim < half
     token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
     valid = token < num_tokens
-    _start_early(EARLY)
+    start_early(EARLY)
     position = tl.maximum(tl.load(positions_ptr + token, mask=valid, other=0), 0)      # of padding: any
     slot = tl.load(slots_ptr + token, mask=valid, other=-1).to(tl.int64)
     if SCALE:
@@ -208,7 +207,7 @@ def _shared(kind: str, x: torch.Tensor, outputs: int, squares: torch.Tensor | No
     parts = 1 if squares is None else squares.shape[1]
     constants = {"SCALE": squares is not None, "PARTS": parts, "PADDED_PARTS": triton.next_power_of_2(parts),
                  "TOKENS": tokens, "COLUMNS": columns, "WIDTH": width, "SPLIT": split,
-                 "num_warps": warps, "num_stages": stages, **_launch(starts_early(x.device))}
+                 "num_warps": warps, "num_stages": stages, **early_launch(x.device)}
     partial = torch.empty(size, dtype=torch.float32, device=x.device)
     return (tiles, token_tiles, split), partial, counters(x.device), constants
 

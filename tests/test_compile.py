@@ -63,7 +63,7 @@ JITFunction.run = compile_only
 from paged import fused, products
 from paged.attention import triton_decode, triton_prefill, triton_store, triton_tile
 card = triton_tile.Card(132, capability // 10, memory)
-for module in (fused, products, triton_decode, triton_prefill):
+for module in (triton_tile, products, triton_decode, triton_prefill):
     module.device_properties = lambda device: card
 
 heads, kv_heads, dim, dtype = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), getattr(torch, sys.argv[4])

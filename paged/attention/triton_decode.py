@@ -23,7 +23,16 @@ import torch
 import triton
 import triton.language as tl
 
-from paged.attention.triton_tile import LOG2_E, Card, counters, device_properties, launch, load_rows, tile_slots
+from paged.attention.triton_tile import (
+    LOG2_E,
+    Card,
+    counters,
+    device_properties,
+    launch,
+    load_rows,
+    start_early,
+    tile_slots,
+)
 
 
 @triton.jit
@@ -95,9 +104,7 @@ def _decode_kernel(q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, counter_ptr, block
     dim = tl.arange(0, PADDED_DIM)
     real = (group < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
     lse_ptr = partial_ptr + 2 * tl.num_programs(0) * GROUP * HEAD_DIM
-    if EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()                            # for q, and for the newest token's K and V
+    start_early(EARLY)                                      # behind it: q, and the newest token's K and V
 
     position = begin                                        # on the line of tiles
     while position < stop:
@@ -190,7 +197,7 @@ def decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_
     card = device_properties(q.device)
     tile, warps, stages, programs = launch_shape(card, q.dtype, head_dim, num_requests, group)
     # Early programs are dealt out evenly where they fill a multiprocessor exactly: one warp and 32 tokens do.
-    early = early and card.capability >= 9 and (tile, warps) == (32, 1)
+    early = early and card.starts_early and (tile, warps) == (32, 1)
     heads, padded_dim = triton.next_power_of_2(group), max(16, triton.next_power_of_2(head_dim))
     # Equal shares end together only where all programs run at once: no more than the shared memory holds.
     one_stage = 2 * tile * padded_dim * q.element_size()    # K and V on their way; the rest is Triton's own

@@ -55,6 +55,11 @@ class Card(NamedTuple):
     capability: int
     shared_memory: int
 
+    @property
+    def starts_early(self) -> bool:
+        """Whether it has programmatic dependent launch."""
+        return self.capability >= 9
+
 
 @cache
 def device_properties(device: torch.device) -> Card:
@@ -65,6 +70,20 @@ def device_properties(device: torch.device) -> Card:
     index = torch.cuda.current_device() if device.index is None else device.index
     shared = triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"]
     return Card(properties.multi_processor_count, properties.major, shared)
+
+
+@triton.jit
+def start_early(EARLY: tl.constexpr):
+    """Programmatic dependent launch: a kernel may start while the one before it ends, and does here what needs no
+    result of that one. Behind this line everything before it is finished and visible."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+
+def early_launch(device: torch.device) -> dict:
+    """Launch options of a kernel that calls `start_early`, where the device can."""
+    return {"EARLY": True, "launch_pdl": True} if device_properties(device).starts_early else {"EARLY": False}
 
 
 @cache
