@@ -1,7 +1,9 @@
-"""Run the museum of the chapter *The engine* on a GPU: python book/measure_engine.py [--output FILE]
+"""Run the museum of the chapter *The engine* on a GPU: python book/measure_engine.py [--output
+FILE]
 
-The code is taken from the chapter itself, from its cells tagged `museum`; only the line that says where the model
-runs is another one here. Run twice, the second run is recorded: every event of its trace, and the answers.
+The code is taken from the chapter itself, from its cells tagged `museum`; only the line that says
+where the model runs is another one here. Run twice, the second run is recorded: every event of its
+    trace, and the answers.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import paged
 from paged.bench.common import check_output, machine
 
-CELL = re.compile(r"```\{code-cell\} ipython3\n:tags: \[(?:[^\]]*, )?museum\]\n\n(.*?)```", re.DOTALL)
+CELL = re.compile(r"```\{code-cell\} ipython3\n:tags: \[(?:[^\]]*, )?museum\]\n\n(.*?)```",
+                  re.DOTALL)
 PLACE = 'place = dict(device="cpu", dtype="float32")'
 
 
@@ -29,7 +32,7 @@ def museum(chapter: Path, place: str) -> dict:
     if code.count(PLACE) != 1:
         raise ValueError(f"{chapter} is expected to say {PLACE} once, in a cell tagged museum")
     names = {name: getattr(paged, name) for name in ("LLM", "SamplingParams", "Trace")}
-    names["table"] = lambda *args, **kwargs: None           # of what the chapter shows, nothing is needed
+    names["table"] = lambda *args, **kwargs: None  # of what the chapter shows, nothing is needed
     exec(compile(code.replace(PLACE, place), str(chapter), "exec"), names)
     return names
 
@@ -45,8 +48,10 @@ def main() -> None:
     for _ in range(2):
         names = museum(Path(__file__).with_name("engine.md"), place)
     answers = {name: output.outputs[0].text for name, output in sorted(names["outputs"].items())}
-    record = machine("python book/measure_engine.py") | {"place": place, "attention": names["llm"].runner.attention,
-                                                         "answers": answers, "events": names["trace"].events}
+    record = machine("python book/measure_engine.py") | {
+        "place": place, "attention": names["llm"].runner.attention, "answers": answers,
+        "events": names["trace"].events
+    }
     for event in names["trace"].select("STEP"):
         print(f"step {event['step']}: {1e3 * event['seconds']:.2f} ms")
     print(answers)

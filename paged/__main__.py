@@ -18,9 +18,10 @@ BENCHMARKS = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; returns the exit status. A user's mistake ends in one sentence, not in a traceback."""
+    """Run one command; returns the exit status. A user's mistake ends in one sentence, not in a
+    traceback."""
     argv = sys.argv[1:] if argv is None else argv
-    if isinstance(sys.stdout, io.TextIOWrapper):           # a terminal without emoji shows ? and goes on
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without emoji shows ? and goes on
         sys.stdout.reconfigure(errors="replace")
     try:
         if argv[:1] == ["bench"] and argv[1:2] and argv[1] in BENCHMARKS:
@@ -30,46 +31,56 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:                                # the reader of our output has gone
+    except BrokenPipeError:  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, OSError, MemoryError, ImportError) as error:
         print(f"paged: {error}", file=sys.stderr)
         return 2
     except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError":     # PyTorch's, which may not be imported here
+        if type(error).__name__ != "OutOfMemoryError":  # PyTorch's, which may not be imported here
             raise
-        print(f"paged: {str(error).splitlines()[0]} Free the device, or lower what takes memory: see --help",
-              file=sys.stderr)
+        print(
+            f"paged: {str(error).splitlines()[0]} Free the device, or lower what takes memory: see --help",
+            file=sys.stderr)
         return 2
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m paged", description="A paged-attention inference engine.")
+    parser = argparse.ArgumentParser(prog="python -m paged",
+                                     description="A paged-attention inference engine.")
     commands = parser.add_subparsers(required=True, metavar="command")
 
-    generate = commands.add_parser("generate", help="complete a prompt and stream the text",
-                                   description="Complete a prompt and stream the text to standard output.")
+    generate = commands.add_parser(
+        "generate", help="complete a prompt and stream the text",
+        description="Complete a prompt and stream the text to standard output.")
     generate.add_argument("prompt", help="the prompt; - reads it from standard input")
     generate.add_argument("--system", help="a system message to go before it")
-    generate.add_argument("--raw", action="store_true", help="continue the prompt as it is, without a chat template")
+    generate.add_argument("--raw", action="store_true",
+                          help="continue the prompt as it is, without a chat template")
     _add_model_options(generate)
-    generate.add_argument("--stats", action="store_true", help="print times and block counts to standard error")
+    generate.add_argument("--stats", action="store_true",
+                          help="print times and block counts to standard error")
     generate.set_defaults(run=_generate)
 
-    trace = commands.add_parser("trace", help="run prompts together and print what the engine did",
-                                description="Run prompts together and print every event, step by step.")
+    trace = commands.add_parser(
+        "trace", help="run prompts together and print what the engine did",
+        description="Run prompts together and print every event, step by step.")
     trace.add_argument("prompts", nargs="+", metavar="prompt")
     trace.add_argument("--system", help="a system message that all prompts share")
-    trace.add_argument("--raw", action="store_true", help="continue the prompts as they are, without a chat template")
+    trace.add_argument("--raw", action="store_true",
+                       help="continue the prompts as they are, without a chat template")
     trace.add_argument("--save", metavar="FILE", help="also save the events, as JSON lines")
-    trace.add_argument("--metrics", metavar="FILE", help="also save the figures of steps and requests, as JSON")
+    trace.add_argument("--metrics", metavar="FILE",
+                       help="also save the figures of steps and requests, as JSON")
     _add_model_options(trace)
     trace.set_defaults(run=_trace)
 
-    bench = commands.add_parser("bench", help="measure", description="Measure; each benchmark has a --help.")
-    bench.add_argument("benchmark", choices=BENCHMARKS, help="; ".join(f"{k}: {v}" for k, v in BENCHMARKS.items()))
-    bench.set_defaults(run=lambda args: None)              # the benchmarks parse their own options
+    bench = commands.add_parser("bench", help="measure",
+                                description="Measure; each benchmark has a --help.")
+    bench.add_argument("benchmark", choices=BENCHMARKS,
+                       help="; ".join(f"{k}: {v}" for k, v in BENCHMARKS.items()))
+    bench.set_defaults(run=lambda args: None)  # the benchmarks parse their own options
 
     models = commands.add_parser("models", help="what can be loaded")
     models.set_defaults(run=_models)
@@ -77,21 +88,27 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_model_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default="default",
-                        help="Hugging Face directory, Hub id, .gguf file, or 'default' (%(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=256, help="tokens generated at most (%(default)s)")
+    parser.add_argument(
+        "--model", default="default",
+        help="Hugging Face directory, Hub id, .gguf file, or 'default' (%(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=256,
+                        help="tokens generated at most (%(default)s)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (%(default)s)")
     parser.add_argument("--top-k", type=int, default=0, help="likeliest tokens kept; 0 keeps all")
     parser.add_argument("--top-p", type=float, default=1.0, help="probability kept (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the draws (%(default)s)")
-    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 and so on, or auto (%(default)s)")
-    parser.add_argument("--dtype", default="auto", help="float32, bfloat16, float16 or auto (%(default)s)")
+    parser.add_argument("--device", default="auto",
+                        help="cpu, cuda, cuda:1 and so on, or auto (%(default)s)")
+    parser.add_argument("--dtype", default="auto",
+                        help="float32, bfloat16, float16 or auto (%(default)s)")
     parser.add_argument("--block-size", type=int, default=16, help="tokens a block (%(default)s)")
-    parser.add_argument("--num-blocks", type=int, help="blocks in the pool (as many as the memory allows)")
+    parser.add_argument("--num-blocks", type=int,
+                        help="blocks in the pool (as many as the memory allows)")
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.9, metavar="SHARE",
                         help="share of the card's memory that may be in use (%(default)s)")
-    parser.add_argument("--max-model-len", type=int, metavar="TOKENS",
-                        help="tokens of a request, prompt and output (what the model was trained for)")
+    parser.add_argument(
+        "--max-model-len", type=int, metavar="TOKENS",
+        help="tokens of a request, prompt and output (what the model was trained for)")
     parser.add_argument("--max-num-seqs", type=int, default=256, metavar="REQUESTS",
                         help="requests that run at once (%(default)s)")
     parser.add_argument("--max-num-batched-tokens", type=int, metavar="TOKENS",
@@ -101,20 +118,22 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--enforce-eager", action="store_true", help="no CUDA graphs")
     parser.add_argument("--preemption", choices=("recompute", "swap"), default="recompute",
                         help="what happens to a request that must give way (%(default)s)")
-    parser.add_argument("--quiet", action="store_true", help="no progress bars, and no times of start-up")
+    parser.add_argument("--quiet", action="store_true",
+                        help="no progress bars, and no times of start-up")
 
 
 def _load(args, trace=None):
     """The LLM and the SamplingParams that the options describe."""
     from paged.sampling import SamplingParams
     from paged.trace import NO_TRACE
-    params = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, top_k=args.top_k,
-                            top_p=args.top_p, seed=args.seed)
+    params = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature,
+                            top_k=args.top_k, top_p=args.top_p, seed=args.seed)
     from paged.llm import LLM
-    names = ("device", "dtype", "block_size", "num_blocks", "gpu_memory_utilization", "max_model_len", "max_num_seqs",
-             "max_num_batched_tokens", "attention_backend", "enforce_eager", "preemption")
-    llm = LLM(args.model, **{name: getattr(args, name) for name in names}, trace=trace or NO_TRACE,
-              use_tqdm=not args.quiet)
+    names = ("device", "dtype", "block_size", "num_blocks", "gpu_memory_utilization",
+             "max_model_len", "max_num_seqs", "max_num_batched_tokens", "attention_backend",
+             "enforce_eager", "preemption")
+    llm = LLM(args.model, **{name: getattr(args, name)
+                             for name in names}, trace=trace or NO_TRACE, use_tqdm=not args.quiet)
     if not args.quiet:
         phases = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in llm.start_up.items())
         print(f"ready after {sum(llm.start_up.values()):.1f} s: {phases}", file=sys.stderr)
@@ -123,7 +142,8 @@ def _load(args, trace=None):
 
 def _prompt(args, text: str):
     if args.raw and args.system:
-        raise ValueError("--system goes through the chat template, which --raw leaves out: use one of the two")
+        raise ValueError(
+            "--system goes through the chat template, which --raw leaves out: use one of the two")
     if args.raw:
         return text
     system = [{"role": "system", "content": args.system}] if args.system else []
@@ -166,9 +186,10 @@ def _trace(args) -> None:
 
 def _models(args) -> None:
     from paged.models.config import ARCHITECTURES
-    from paged.models.default_model import FILE, cache_directory
+    from paged.models.loader.default_model import FILE, cache_directory
     path = cache_directory() / FILE
-    print("default    SmolLM2-135M-Instruct, " + (f"cached at {path}" if path.exists() else "fetched when first used"))
+    print("default    SmolLM2-135M-Instruct, "
+          + (f"cached at {path}" if path.exists() else "fetched when first used"))
     print(f"others     a directory, Hub id or .gguf file of {', '.join(ARCHITECTURES.values())}")
 
 

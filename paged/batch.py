@@ -12,10 +12,12 @@ from paged.trace import Trace
 
 @dataclass
 class Batch:
-    """The tokens of all requests one after the other; request i has those from query_start_loc[i] to [i + 1].
+    """The tokens of all requests one after the other; request i has those from query_start_loc[i]
+    to [i + 1].
 
-    A runner does swap_out, then block_copies, then swap_in, each a list of pairs that are all read before any
-    is written; then it writes the new K and V and attends. block_tables are the lists of the requests
+    A runner does swap_out, then block_copies, then swap_in, each a list of pairs that are all read
+    before any is written; then it writes the new K and V and attends. block_tables are the lists of
+    the requests
     themselves: read them, and only until the next step.
     """
 
@@ -24,13 +26,14 @@ class Batch:
     positions: list[int] = field(default_factory=list)
     slot_mapping: list[int] = field(default_factory=list)
     query_start_loc: list[int] = field(default_factory=lambda: [0])
-    seq_lens: list[int] = field(default_factory=list)             # context after this step
+    seq_lens: list[int] = field(default_factory=list)  # context after this step
     block_tables: list[list[int]] = field(default_factory=list)
-    block_copies: list[tuple[int, int]] = field(default_factory=list)     # (source, destination)
-    swap_out: list[tuple[int, int]] = field(default_factory=list)         # (block, host block)
-    swap_in: list[tuple[int, int]] = field(default_factory=list)          # (host block, block)
-    requests: list[Request] = field(default_factory=list)         # for a sampler: their params, seeds, tokens
-    logprobs: list[dict[int, float] | None] | None = None         # filled in by a runner that samples
+    block_copies: list[tuple[int, int]] = field(default_factory=list)  # (source, destination)
+    swap_out: list[tuple[int, int]] = field(default_factory=list)  # (block, host block)
+    swap_in: list[tuple[int, int]] = field(default_factory=list)  # (host block, block)
+    requests: list[Request] = field(
+        default_factory=list)  # for a sampler: their params, seeds, tokens
+    logprobs: list[dict[int, float] | None] | None = None  # filled in by a runner that samples
 
     def is_decode(self, row: int) -> bool:
         """Whether request `row` computes a single token after its prompt."""
@@ -44,7 +47,7 @@ def build_batch(scheduled: Mapping[Request, int], block_size: int) -> Batch:
     input_ids, positions, slot_mapping, seq_lens = [], [], [], []
     for request, num_tokens in scheduled.items():
         computed, table = request.num_computed_tokens, request.block_table
-        if num_tokens == 1:                                        # the common case, without a loop
+        if num_tokens == 1:  # the common case, without a loop
             input_ids.append(request.token_ids[computed])
             positions.append(computed)
             slot_mapping.append(table[computed // block_size] * block_size + computed % block_size)
@@ -60,15 +63,16 @@ def build_batch(scheduled: Mapping[Request, int], block_size: int) -> Batch:
 
 
 def trace_batch(batch: Batch, trace: Trace, free: int, waiting: int) -> None:
-    """Report what is scheduled, and the arrays that describe it, for prompts and for decodes apart."""
+    """Report what is scheduled, and the arrays that describe it, for prompts and for decodes
+    apart."""
     starts = batch.query_start_loc
     for phase in ("PREFILL", "DECODE"):
         rows = [i for i in range(len(batch.requests)) if batch.is_decode(i) == (phase == "DECODE")]
         if not rows:
             continue
         tokens = [starts[i + 1] - starts[i] for i in rows]
-        trace.emit(f"SCHEDULE_{phase}", requests=[batch.request_ids[i] for i in rows], tokens=tokens,
-                   free=free, waiting=waiting)
+        trace.emit(f"SCHEDULE_{phase}", requests=[batch.request_ids[i] for i in rows],
+                   tokens=tokens, free=free, waiting=waiting)
         slots = [slot for i in rows for slot in batch.slot_mapping[starts[i]:starts[i + 1]]]
         lengths = [batch.seq_lens[i] for i in rows]
         trace.emit(f"PREPARE_{phase}", seq_lens=lengths, num_slots=len(slots), first_slot=slots[0],

@@ -1,16 +1,16 @@
 """Which blocks are in use, how often, and which one is handed out next.
 
-The logical layer of paged attention. A block is an integer; the pool knows nothing of tokens, tensors or
-requests. It keeps a reference count for each block and a queue of the free ones:
+The logical layer of paged attention. A block is an integer; the pool knows nothing of tokens,
+tensors or requests. It keeps a reference count for each block and a queue of the free ones:
 
     head ─► 5 ─► 6 ─► 7 ─► 0 ─► 1 ─► tail       allocate() takes from the head, free() appends at the tail
 
-A block in the queue still holds its old contents, so a prefix cache may take it back from anywhere in the
-queue (`share`). That is why the queue is doubly linked: removal from the middle costs O(1). Its order is the
-eviction order, least recently freed first.
+A block in the queue still holds its old contents, so a prefix cache may take it back from anywhere
+in the queue (`share`). That is why the queue is doubly linked: removal from the middle costs O(1).
+Its order is the eviction order, least recently freed first.
 
-Follows Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention"
-(SOSP 2023), section 4, and the free queue of vLLM V1.
+Follows Kwon et al., "Efficient Memory Management for Large Language Model Serving with
+PagedAttention" (SOSP 2023), section 4, and the free queue of vLLM V1.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class BlockPool:
 
     Attributes:
         ref_cnt: one count a block; 0 means free.
-        on_allocate: called with each block that is about to be handed out for new contents. The prefix cache
-            sets it to forget what the block held.
+        on_allocate: called with each block that is about to be handed out for new contents. The
+            prefix cache sets it to forget what the block held.
     """
 
     def __init__(self, num_blocks: int, trace: Trace = NO_TRACE):
@@ -41,7 +41,8 @@ class BlockPool:
         self.trace = trace
         self.ref_cnt = [0] * num_blocks
         self.on_allocate: Callable[[int], None] | None = None
-        # The free queue: _next and _prev link the blocks in a ring, and index num_blocks is its sentinel.
+        # The free queue: _next and _prev link the blocks in a ring, and index num_blocks is its
+        # sentinel.
         self._next = list(range(1, num_blocks + 1)) + [0]
         self._prev = [num_blocks] + list(range(num_blocks))
         self._num_free = num_blocks
@@ -53,13 +54,14 @@ class BlockPool:
     def free_queue(self) -> list[int]:
         """The free blocks in the order in which they will be handed out."""
         queue, block = [], self._next[self.num_blocks]
-        while block != self.num_blocks and len(queue) <= self.num_blocks:     # a broken ring ends, too
+        while block != self.num_blocks and len(queue) <= self.num_blocks:  # a broken ring ends, too
             queue.append(block)
             block = self._next[block]
         return queue
 
     def allocate(self, n: int) -> list[int] | None:
-        """Hand out n blocks from the head of the queue, or None (and no change) when fewer are free."""
+        """Hand out n blocks from the head of the queue, or None (and no change) when fewer are
+        free."""
         if n < 0:
             raise ValueError(f"cannot allocate {n} blocks")
         if n > self._num_free:
@@ -76,13 +78,15 @@ class BlockPool:
         return blocks
 
     def free(self, blocks: Iterable[int]) -> None:
-        """Give up one reference to each block, in the given order; blocks that reach 0 join the queue's tail.
+        """Give up one reference to each block, in the given order; blocks that reach 0 join the
+        queue's tail.
 
-        A request frees its table in reverse, so that the tail of a prefix is evicted before its head.
-        Raises ValueError, with nothing changed, if a block is not in the pool or has fewer references than
-        are given up.
+        A request frees its table in reverse, so that the tail of a prefix is evicted before its
+        head. Raises ValueError, with nothing changed, if a block is not in the pool or has fewer
+        references than are given up.
         """
-        blocks = [index(block) for block in blocks]        # an array's or a tensor's, too: the queue holds ints
+        blocks = [index(block)
+                  for block in blocks]  # an array's or a tensor's, too: the queue holds ints
         self._check_held(blocks)
         for block in blocks:
             self.ref_cnt[block] -= 1
@@ -91,9 +95,11 @@ class BlockPool:
                 self.trace.emit("KV_BLOCK_RELEASE", block=block, free=self._num_free)
 
     def share(self, blocks: Iterable[int]) -> None:
-        """Take one more reference to each block: REUSE if it is held, REACTIVATE out of the queue if free.
+        """Take one more reference to each block: REUSE if it is held, REACTIVATE out of the queue
+        if free.
 
-        The contents stay. Raises ValueError, with nothing changed, for a block that is not in the pool.
+        The contents stay. Raises ValueError, with nothing changed, for a block that is not in the
+        pool.
         """
         blocks = [index(block) for block in blocks]
         for block in blocks:
@@ -120,10 +126,10 @@ class BlockPool:
     def copy_on_write(self, block_table: list[int], index: int) -> tuple[int, int] | None:
         """Make block_table[index] safe to write.
 
-        A block with one reference already is, and nothing happens. A shared one is replaced in the table by a
-        new block, and (source, destination) is returned: the caller copies the contents before it writes.
-        Returns None when no copy is needed. Raises MemoryError, with nothing changed, when one is needed and
-        no block is free.
+        A block with one reference already is, and nothing happens. A shared one is replaced in the
+        table by a new block, and (source, destination) is returned: the caller copies the contents
+        before it writes. Returns None when no copy is needed. Raises MemoryError, with nothing
+        changed, when one is needed and no block is free.
         """
         source = block_table[index]
         self._check_held([source])
@@ -131,8 +137,9 @@ class BlockPool:
             return None
         new = self.allocate(1)
         if new is None:
-            raise MemoryError(f"block {source} is shared and copying it needs a free block; the pool of "
-                              f"{self.num_blocks} has none")
+            raise MemoryError(
+                f"block {source} is shared and copying it needs a free block; the pool of "
+                f"{self.num_blocks} has none")
         block_table[index] = new[0]
         self.free([source])
         self.trace.emit("KV_BLOCK_COPY", source=source, block=new[0], free=self._num_free)
@@ -141,12 +148,14 @@ class BlockPool:
     def check_integrity(self, block_tables: Iterable[list[int]] | None = None) -> None:
         """Raise AssertionError unless the free and the used blocks partition the pool.
 
-        With the tables of everyone who holds blocks, the counts must also be exactly what these tables hold.
+        With the tables of everyone who holds blocks, the counts must also be exactly what these
+        tables hold.
         """
         queue = self.free_queue()
         assert len(queue) == len(set(queue)) == self._num_free, f"the free queue {queue} is broken"
         for block in queue:
-            assert self._prev[self._next[block]] == block, f"the links around free block {block} are broken"
+            assert self._prev[
+                self._next[block]] == block, f"the links around free block {block} are broken"
         free = {block for block, count in enumerate(self.ref_cnt) if count == 0}
         assert free == set(queue), f"free by count {sorted(free)}, free by queue {sorted(queue)}"
         if block_tables is not None:

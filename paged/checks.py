@@ -6,7 +6,8 @@ import operator
 
 
 def whole_number(name: str, value, least: int | None = None) -> int:
-    """The value as an int, NumPy's integers included; ValueError for anything else, and below `least`."""
+    """The value as an int, NumPy's integers included; ValueError for anything else, and below
+    `least`."""
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:

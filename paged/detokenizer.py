@@ -1,8 +1,8 @@
 """Token ids to text, one at a time, while they are generated.
 
-Two things make this more than a lookup. A character may be spread over several tokens, so bytes wait
-until they make a whole character. And a stop string may be spread over several tokens, so text that might
-turn out to be the beginning of one waits until it cannot.
+Two things make this more than a lookup. A character may be spread over several tokens, so bytes
+wait until they make a whole character. And a stop string may be spread over several tokens, so text
+that might turn out to be the beginning of one waits until it cannot.
 
     token -> bytes -> [incomplete character] -> text -> [could begin a stop string] -> out
 """
@@ -16,8 +16,8 @@ from collections.abc import Sequence
 class Detokenizer:
     """Incremental text of one request. The cost of a token does not grow with the text before it.
 
-    tokenizer has .token_bytes(token_id) -> bytes. `matched` is the stop string that was found, or None; the
-    text ends before it, and nothing follows.
+    tokenizer has .token_bytes(token_id) -> bytes. `matched` is the stop string that was found, or
+    None; the text ends before it, and nothing follows.
     """
 
     def __init__(self, tokenizer, stop: Sequence[str] = ()) -> None:
@@ -32,7 +32,8 @@ class Detokenizer:
         return self._release(self._decode(self._token_bytes(token_id)), final=False)
 
     def finish(self) -> str:
-        """The text that was still held back, with U+FFFD for a character that will not be completed."""
+        """The text that was still held back, with U+FFFD for a character that will not be
+        completed."""
         return self._release(self._decode(b"", True), final=True)
 
     def _release(self, new: str, final: bool) -> str:
@@ -42,9 +43,10 @@ class Detokenizer:
         self._held = ""
         if not self._stop:
             return text
-        # As if characters came one by one: the stop string that is complete first ends the text, and the
-        # longer one where two are complete at once.
-        found = [(text.index(stop) + len(stop), -len(stop), stop) for stop in self._stop if stop in text]
+        # As if characters came one by one: the stop string that is complete first ends the text,
+        # and the longer one where two are complete at once.
+        found = [(text.index(stop) + len(stop), -len(stop), stop) for stop in self._stop
+                 if stop in text]
         if found:
             end, negative_length, self.matched = min(found)
             return text[:end + negative_length]

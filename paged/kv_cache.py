@@ -1,7 +1,7 @@
 """The K and V tensors, cut into blocks: the physical layer.
 
-One allocation for all layers, and each layer holds a view of it, so that one block id means the same rows in
-every layer:
+One allocation for all layers, and each layer holds a view of it, so that one block id means the
+same rows in every layer:
 
     [2 (K, V), num_layers, num_blocks, block_size, num_kv_heads, head_dim]
 """
@@ -20,7 +20,8 @@ class PagedKVCache:
     """Keys and values of every cached token of every layer.
 
     Args:
-        num_layers, num_blocks, block_size, num_kv_heads, head_dim: the shape; each at least 1 (ValueError).
+        num_layers, num_blocks, block_size, num_kv_heads, head_dim: the shape; each at least 1
+            (ValueError).
         dtype, device: of the tensors.
 
     Attributes:
@@ -29,8 +30,9 @@ class PagedKVCache:
     The memory is not cleared: nothing may be read that was not written.
     """
 
-    def __init__(self, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int,
-                 dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"):
+    def __init__(self, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int,
+                 head_dim: int, dtype: torch.dtype = torch.float32,
+                 device: str | torch.device = "cpu"):
         shape = dict(num_layers=num_layers, num_blocks=num_blocks, block_size=block_size,
                      num_kv_heads=num_kv_heads, head_dim=head_dim)
         shape = {name: whole_number(name, value, least=1) for name, value in shape.items()}
@@ -46,7 +48,8 @@ class PagedKVCache:
         return self.data.nbytes // self.num_blocks
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of a layer, each [num_blocks, block_size, num_kv_heads, head_dim]. ValueError if there is none."""
+        """K and V of a layer, each [num_blocks, block_size, num_kv_heads, head_dim]. ValueError if
+        there is none."""
         if not 0 <= whole_number("layer", index) < len(self.k):
             raise ValueError(f"layer is {index}: this cache has layers 0 to {len(self.k) - 1}")
         return self.k[index], self.v[index]
@@ -60,20 +63,21 @@ class PagedKVCache:
             slot_mapping: [tokens] slots; a token with slot −1 is skipped (padding).
             k, v: [tokens, num_kv_heads, head_dim], any strides.
 
-        Raises ValueError for what does not fit together, IndexError for a slot outside the cache. Slots that are
-        on a GPU are not looked at: nothing waits for it.
+        Raises ValueError for what does not fit together, IndexError for a slot outside the cache.
+        Slots that are on a GPU are not looked at: nothing waits for it.
         """
         k_cache, v_cache = self.layer(layer)
         slots = integers("slot_mapping", slot_mapping)
         expected = (len(slots), self.num_kv_heads, self.head_dim)
         if tuple(k.shape) != expected or tuple(v.shape) != expected:
-            raise ValueError(f"K is {tuple(k.shape)} and V {tuple(v.shape)}; {expected[0]} slots of this cache "
-                             f"take {expected}")
+            raise ValueError(
+                f"K is {tuple(k.shape)} and V {tuple(v.shape)}; {expected[0]} slots of this cache "
+                f"take {expected}")
         if slots.is_cpu:
             check_range("slots", slots, self.num_blocks * self.block_size, "rows", least=-1)
         slots = slots.to(self.data.device)
         if self.data.is_cuda:
-            from paged.attention.triton_store import store  # one kernel, and no wait for the GPU
+            from paged.kernels.store import store  # one kernel, and no wait for the GPU
             store(k, v, k_cache, v_cache, slots)
             return
         # Through PyTorch's indexing, −1 would mean the last row: drop the padding before writing.
@@ -83,15 +87,19 @@ class PagedKVCache:
         k_cache.flatten(0, 1)[slots] = k.to(self.data.dtype)
         v_cache.flatten(0, 1)[slots] = v.to(self.data.dtype)
 
-    def gather(self, layer: int, block_table: Sequence[int], seq_len: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of the first seq_len tokens of a request, each [seq_len, num_kv_heads, head_dim]."""
+    def gather(self, layer: int, block_table: Sequence[int],
+               seq_len: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of the first seq_len tokens of a request, each [seq_len, num_kv_heads,
+        head_dim]."""
         return gather(*self.layer(layer), block_table, seq_len)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy whole blocks, in every layer: (source, destination) pairs, all read before any is written."""
+        """Copy whole blocks, in every layer: (source, destination) pairs, all read before any is
+        written."""
         if pairs:
             sources, destinations = zip(*pairs)
-            check_range("blocks", integers("pairs", sources + destinations), self.num_blocks, "blocks")
+            check_range("blocks", integers("pairs", sources + destinations), self.num_blocks,
+                        "blocks")
             self.data[:, :, list(destinations)] = self.data[:, :, list(sources)]
 
 
@@ -99,16 +107,17 @@ def gather(k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: Sequence[i
            seq_len: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The first seq_len rows of a block table, in order, out of one layer's cache.
 
-    Raises ValueError when seq_len is negative or the table is too short for it, IndexError for a block that is
-    not in the cache; a table that is on a GPU is not looked at.
+    Raises ValueError when seq_len is negative or the table is too short for it, IndexError for a
+    block that is not in the cache; a table that is on a GPU is not looked at.
     """
     block_size = k_cache.shape[1]
     num_blocks = -(-whole_number("seq_len", seq_len, least=0) // block_size)
     if num_blocks > len(block_table):
-        raise ValueError(f"{seq_len} tokens need {num_blocks} blocks of {block_size}; the block table has "
-                         f"{len(block_table)}")
+        raise ValueError(
+            f"{seq_len} tokens need {num_blocks} blocks of {block_size}; the block table has "
+            f"{len(block_table)}")
     blocks = integers("block_table", block_table[:num_blocks])
-    if blocks.is_cpu:                       # through PyTorch's indexing, −1 would read the last block
+    if blocks.is_cpu:  # through PyTorch's indexing, −1 would read the last block
         check_range("blocks", blocks, len(k_cache), "blocks")
     blocks = blocks.to(k_cache.device)
     k = k_cache[blocks].flatten(0, 1)[:seq_len]
@@ -117,21 +126,29 @@ def gather(k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: Sequence[i
 
 
 def integers(name: str, values: Sequence[int] | torch.Tensor, dims: int = 1) -> torch.Tensor:
-    """The values as a tensor of integers with so many dimensions, where they are. ValueError if they are none."""
+    """The values as a tensor of integers with so many dimensions, where they are. ValueError if
+    they are none."""
     try:
         tensor = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise ValueError(f"{name} is {reprlib.repr(values)}: it must hold integers, as a list or a tensor") from None
+        raise ValueError(
+            f"{name} is {reprlib.repr(values)}: it must hold integers, as a list or a tensor"
+        ) from None
     if tensor.dim() != dims:
-        raise ValueError(f"{name} has shape {tuple(tensor.shape)}: it must have {dims} dimension{'s' * (dims > 1)}")
-    if tensor.numel() and (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool):
+        raise ValueError(
+            f"{name} has shape {tuple(tensor.shape)}: it must have {dims} dimension{'s' * (dims > 1)}"
+        )
+    if tensor.numel() and (tensor.is_floating_point() or tensor.is_complex()
+                           or tensor.dtype == torch.bool):
         raise ValueError(f"{name} is of {tensor.dtype}: it must hold integers")
     return tensor if tensor.dtype in (torch.int32, torch.int64) else tensor.long()
 
 
 def check_range(name: str, numbers: torch.Tensor, limit: int, unit: str, least: int = 0) -> None:
-    """IndexError unless every number lies from `least` to limit − 1, in a cache of `limit` units."""
+    """IndexError unless every number lies from `least` to limit − 1, in a cache of `limit`
+    units."""
     if numbers.numel():
         low, high = (int(number) for number in numbers.aminmax())
         if low < least or high >= limit:
-            raise IndexError(f"{name} {low} to {high} do not all lie in this cache of {limit} {unit}")
+            raise IndexError(
+                f"{name} {low} to {high} do not all lie in this cache of {limit} {unit}")

@@ -27,7 +27,8 @@ Prompt = "str | list[int] | list[dict[str, str]]"
 
 @contextmanager
 def short_collections() -> Iterator[None]:
-    """Keep Python's garbage collector from walking all of PyTorch between two steps, which takes milliseconds."""
+    """Keep Python's garbage collector from walking all of PyTorch between two steps, which takes
+    milliseconds."""
     gc.freeze()
     try:
         yield
@@ -40,14 +41,15 @@ class LLM:
 
     Args:
         model: a Hugging Face directory or Hub id, a .gguf file, "default", or a Loaded model.
-        device: "cpu", "cuda", "cuda:1" (which becomes PyTorch's current GPU), or "auto" for a GPU where there is
-            one; given weights stay where they are.
-        dtype: "float32", "bfloat16", "float16", or "auto": the checkpoint's on a GPU, float32 on a CPU.
+        device: "cpu", "cuda", "cuda:1" (which becomes PyTorch's current GPU), or "auto" for a GPU
+            where there is one; given weights stay where they are.
+        dtype: "float32", "bfloat16", "float16", or "auto": the checkpoint's on a GPU, float32 on a
+            CPU.
         block_size: tokens a block.
         num_blocks: blocks in the pool; None takes what the memory budget allows.
         gpu_memory_utilization: share of the card's memory that may be in use.
-        max_model_len: tokens of a request, prompt and output; None takes what the model was trained for, or
-            what the pool holds if that is less.
+        max_model_len: tokens of a request, prompt and output; None takes what the model was trained
+            for, or what the pool holds if that is less.
         max_num_seqs: requests that run at once.
         max_num_batched_tokens: tokens of one step; None for 8,192 on a GPU and 2,048 on a CPU.
         enable_prefix_caching: share the blocks of common prefixes.
@@ -67,31 +69,36 @@ class LLM:
     Raises ValueError, FileNotFoundError and MemoryError with a sentence that says what to do.
     """
 
-    def __init__(self, model: str | Loaded = "default", device: str = "auto", dtype: str = "auto", block_size: int = 16,
-                 num_blocks: int | None = None, gpu_memory_utilization: float = 0.9,
-                 max_model_len: int | None = None, max_num_seqs: int = 256,
-                 max_num_batched_tokens: int | None = None, enable_prefix_caching: bool = True,
-                 prefix_cache: str = "hash",
-                 attention_backend: str = "auto", enforce_eager: bool = False, preemption: str = "recompute",
-                 seed: int = 0, speedups: Speedups = Speedups(), trace: Trace = NO_TRACE, use_tqdm: bool = True):
+    def __init__(self, model: str | Loaded = "default", device: str = "auto", dtype: str = "auto",
+                 block_size: int = 16, num_blocks: int | None = None,
+                 gpu_memory_utilization: float = 0.9, max_model_len: int | None = None,
+                 max_num_seqs: int = 256, max_num_batched_tokens: int | None = None,
+                 enable_prefix_caching: bool = True, prefix_cache: str = "hash",
+                 attention_backend: str = "auto", enforce_eager: bool = False,
+                 preemption: str = "recompute", seed: int = 0, speedups: Speedups = Speedups(),
+                 trace: Trace = NO_TRACE, use_tqdm: bool = True):
         asked, device = device, use_device(device)
         if isinstance(model, Loaded):
             there = model.decoder.embedding.device
             if asked != "auto" and device not in (there, torch.device(there.type)):
-                raise ValueError(f"device is {asked!r} and the weights that were given lie on {str(there)!r}: load "
-                                 f"them there, or leave device out")
+                raise ValueError(
+                    f"device is {asked!r} and the weights that were given lie on {str(there)!r}: load "
+                    f"them there, or leave device out")
             device = use_device(there)
         if attention_backend not in ("auto", *BACKENDS):
-            raise ValueError(f"attention_backend is {attention_backend!r}: choose auto, {', '.join(BACKENDS)}")
+            raise ValueError(
+                f"attention_backend is {attention_backend!r}: choose auto, {', '.join(BACKENDS)}")
         if not (isinstance(gpu_memory_utilization, Real) and 0 < gpu_memory_utilization <= 1):
-            raise ValueError(f"gpu_memory_utilization is {gpu_memory_utilization!r}: it must be above 0, at most 1")
+            raise ValueError(
+                f"gpu_memory_utilization is {gpu_memory_utilization!r}: it must be above 0, at most 1"
+            )
         if max_num_batched_tokens is None:
             max_num_batched_tokens = 8192 if device.type == "cuda" else 2048
         # Checked before a model is loaded; the pool is sized after.
         EngineConfig(num_blocks=1 if num_blocks is None else num_blocks, block_size=block_size,
                      max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
-                     max_model_len=1 if max_model_len is None else max_model_len, preemption=preemption,
-                     prefix_cache=prefix_cache)
+                     max_model_len=1 if max_model_len is None else max_model_len,
+                     preemption=preemption, prefix_cache=prefix_cache)
         self.start_up: dict[str, float] = {}
         with timed(self.start_up, "weights"):
             loaded = model if isinstance(model, Loaded) else load(model, device, dtype, use_tqdm)
@@ -101,35 +108,42 @@ class LLM:
                    weights=loaded.num_weights, device=str(device), **card)
         longest = loaded.config.max_position_embeddings
         if max_model_len is not None and max_model_len > longest:
-            raise ValueError(f"max_model_len is {max_model_len}; the model was trained for {longest} positions: "
-                             f"lower it")
+            raise ValueError(
+                f"max_model_len is {max_model_len}; the model was trained for {longest} positions: "
+                f"lower it")
         max_model_len = max_model_len or longest
         self.budget = None
         speedups = replace(speedups, graphs=speedups.graphs and not enforce_eager)
         sizes = block_size, max_num_seqs, max_model_len
         if num_blocks is None and device.type == "cuda":
             with timed(self.start_up, "warm-up"):
-                self.budget = measure_budget(loaded.decoder, *sizes, max_num_batched_tokens, gpu_memory_utilization,
-                                             attention_backend, speedups, trace, use_tqdm)
+                self.budget = measure_budget(loaded.decoder, *sizes, max_num_batched_tokens,
+                                             gpu_memory_utilization, attention_backend, speedups,
+                                             trace, use_tqdm)
             num_blocks = self.budget.num_blocks
         elif num_blocks is None:
             num_blocks = cpu_num_blocks(loaded.decoder, *sizes)
-            trace.emit("KV_BUDGET_ESTIMATE", num_blocks=num_blocks, block_bytes=block_bytes(loaded.decoder, block_size))
-        config = EngineConfig(num_blocks=num_blocks, block_size=block_size, max_num_seqs=max_num_seqs,
-                              max_num_batched_tokens=max_num_batched_tokens,
-                              max_model_len=min(max_model_len, num_blocks * block_size),
-                              enable_prefix_caching=enable_prefix_caching, prefix_cache=prefix_cache,
-                              preemption=preemption, seed=seed)
-        with timed(self.start_up, "pool and graphs" if device.type == "cuda" and speedups.graphs else "pool"):
+            trace.emit("KV_BUDGET_ESTIMATE", num_blocks=num_blocks, block_bytes=block_bytes(
+                loaded.decoder, block_size))
+        config = EngineConfig(
+            num_blocks=num_blocks, block_size=block_size, max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens, max_model_len=min(
+                max_model_len,
+                num_blocks * block_size), enable_prefix_caching=enable_prefix_caching,
+            prefix_cache=prefix_cache, preemption=preemption, seed=seed)
+        with timed(self.start_up,
+                   "pool and graphs" if device.type == "cuda" and speedups.graphs else "pool"):
             self.runner = make_runner(loaded.decoder, config, attention_backend, speedups, use_tqdm)
         self.engine = Engine(config, self.runner, loaded.tokenizer, loaded.eos_token_ids,
                              loaded.config.vocab_size, trace)
         pool = num_blocks * block_bytes(loaded.decoder, block_size) / GiB
-        self._step_needs = (f"a step of up to {max_num_batched_tokens} tokens beside a pool of {num_blocks} blocks "
-                            f"({pool:.2f} GiB)", "Lower num_blocks, gpu_memory_utilization, max_num_batched_tokens "
-                            "or max_num_seqs", device)
+        self._step_needs = (
+            f"a step of up to {max_num_batched_tokens} tokens beside a pool of {num_blocks} blocks "
+            f"({pool:.2f} GiB)", "Lower num_blocks, gpu_memory_utilization, max_num_batched_tokens "
+            "or max_num_seqs", device)
 
-    # ── generation ────────────────────────────────────────────────────────────────────────────────────
+    # ── generation
+    # ────────────────────────────────────────────────────────────────────────────────────
 
     def generate(self, prompts: Prompt | Sequence[Prompt],
                  sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
@@ -137,19 +151,22 @@ class LLM:
         """Complete every prompt; returns one RequestOutput a prompt, in order.
 
         Args:
-            prompts: one prompt or several. A string is continued as it is, a list of token ids too; a list of
-                {"role", "content"} messages goes through the model's chat template.
+            prompts: one prompt or several. A string is continued as it is, a list of token ids too;
+                a list of {"role", "content"} messages goes through the model's chat template.
             sampling_params: one for all, or one a prompt.
             use_tqdm: show progress.
 
-        If one prompt is refused (ValueError), none is run. On an exception or Ctrl-C the engine is left empty.
+        If one prompt is refused (ValueError), none is run. On an exception or Ctrl-C the engine is
+        left empty.
         """
         ids = self._token_ids(prompts)
         params = self._params(sampling_params, len(ids))
         checked = [self.engine.check_request(*request) for request in zip(ids, params)]
         bar = tqdm(total=len(ids), desc="Requests", disable=not use_tqdm, dynamic_ncols=True)
         try:
-            request_ids = [self.engine.add_checked_request(*request) for request in zip(checked, params)]
+            request_ids = [
+                self.engine.add_checked_request(*request) for request in zip(checked, params)
+            ]
             outputs = {request_id: self.engine.output(request_id) for request_id in request_ids}
             running = set(request_ids)
             num_tokens, start = 0, time.perf_counter()
@@ -169,24 +186,26 @@ class LLM:
         finally:
             bar.close()
 
-    def beam_search(self, prompts: Prompt | Sequence[Prompt], beam_width: int = 4, max_tokens: int = 16,
-                    length_penalty: float = 1.0, ignore_eos: bool = False,
+    def beam_search(self, prompts: Prompt | Sequence[Prompt], beam_width: int = 4,
+                    max_tokens: int = 16, length_penalty: float = 1.0, ignore_eos: bool = False,
                     use_tqdm: bool = True) -> list[RequestOutput]:
-        """Find the likeliest completions of every prompt: beam_width of them in each RequestOutput, best first.
+        """Find the likeliest completions of every prompt: beam_width of them in each RequestOutput,
+        best first.
 
-        `cumulative_logprob` of a completion is its log-probability, and `metrics.memory_saved` the share of
-        blocks that the beams saved by sharing. Refuses and fails as `generate` does.
+        `cumulative_logprob` of a completion is its log-probability, and `metrics.memory_saved` the
+        share of blocks that the beams saved by sharing. Refuses and fails as `generate` does.
         """
-        params = BeamSearchParams(beam_width=beam_width, max_tokens=max_tokens, length_penalty=length_penalty,
-                                  ignore_eos=ignore_eos)
+        params = BeamSearchParams(beam_width=beam_width, max_tokens=max_tokens,
+                                  length_penalty=length_penalty, ignore_eos=ignore_eos)
         return self.generate(prompts, params, use_tqdm)
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+    def stream(self, prompt: Prompt,
+               sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """Complete one prompt, yielding a snapshot of its RequestOutput whenever tokens were added.
 
-        `new_text` of each of its outputs is what came since the last time. Several streams may be read in turn,
-        and `generate` be called between. The request is refused (ValueError) here, and starts with the first
-        `next`; closing the iterator early aborts it.
+        `new_text` of each of its outputs is what came since the last time. Several streams may be
+        read in turn, and `generate` be called between. The request is refused (ValueError) here,
+        and starts with the first `next`; closing the iterator early aborts it.
         """
         (ids,) = self._token_ids([prompt])
         (params,) = self._params(sampling_params, 1)
@@ -195,7 +214,7 @@ class LLM:
     def _stream(self, prompt: list[int], params: SamplingParams) -> Iterator[RequestOutput]:
         request_id = self.engine.add_checked_request(prompt, params)
         output = self.engine.output(request_id)
-        num_tokens, shown = 0, {}                          # shown: characters of each completion
+        num_tokens, shown = 0, {}  # shown: characters of each completion
         try:
             while True:
                 if output.metrics.num_output_tokens > num_tokens:
@@ -216,7 +235,8 @@ class LLM:
             self.engine.abort(request_id)
 
     def _step(self) -> list[RequestOutput]:
-        """A step of the engine; raises MemoryError, with the numbers, when memory runs out in it."""
+        """A step of the engine; raises MemoryError, with the numbers, when memory runs out in
+        it."""
         with enough_memory(*self._step_needs):
             return self.engine.step()
 
@@ -225,13 +245,16 @@ class LLM:
         if isinstance(prompts, str):
             prompts = [prompts]
         try:
-            if isinstance(prompts, (Mapping, Set)):        # one message, or prompts in no order
+            if isinstance(prompts, (Mapping, Set)):  # one message, or prompts in no order
                 raise TypeError
-            prompts = prompts if isinstance(prompts, Sequence) else list(prompts)      # arrays, generators
+            prompts = prompts if isinstance(prompts, Sequence) else list(
+                prompts)  # arrays, generators
             first = prompts[0] if len(prompts) else None
         except TypeError:
-            raise ValueError(f"prompts is {prompts!r}: it must be a prompt or a list of prompts") from None
-        one = isinstance(first, dict) or hasattr(first, "__index__") and not getattr(first, "shape", ())
+            raise ValueError(
+                f"prompts is {prompts!r}: it must be a prompt or a list of prompts") from None
+        one = isinstance(first,
+                         dict) or hasattr(first, "__index__") and not getattr(first, "shape", ())
         return [self._prompt_ids(prompt) for prompt in ([prompts] if one else prompts)]
 
     def _prompt_ids(self, prompt) -> list[int]:
@@ -245,10 +268,12 @@ class LLM:
                     raise TypeError
                 return [operator.index(token) for token in prompt]
             except TypeError:
-                raise ValueError(f"the prompt {prompt!r} is neither a string, nor a list of token ids, nor a list of "
-                                 f"{{'role', 'content'}} messages") from None
+                raise ValueError(
+                    f"the prompt {prompt!r} is neither a string, nor a list of token ids, nor a list of "
+                    f"{{'role', 'content'}} messages") from None
         if self.tokenizer is None:
-            raise ValueError("this model came without a tokenizer: give prompts as lists of token ids")
+            raise ValueError(
+                "this model came without a tokenizer: give prompts as lists of token ids")
         return getattr(self.tokenizer, encode)(prompt)
 
     @staticmethod
@@ -256,8 +281,11 @@ class LLM:
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             return [sampling_params or SamplingParams()] * num_prompts
         if not isinstance(sampling_params, Sequence) or isinstance(sampling_params, str):
-            raise ValueError(f"sampling_params is {sampling_params!r}: it must be a SamplingParams, or a list of them")
+            raise ValueError(
+                f"sampling_params is {sampling_params!r}: it must be a SamplingParams, or a list of them"
+            )
         if len(sampling_params) != num_prompts:
-            raise ValueError(f"{len(sampling_params)} sampling_params for {num_prompts} prompts: give one, or one "
-                             f"a prompt")
+            raise ValueError(
+                f"{len(sampling_params)} sampling_params for {num_prompts} prompts: give one, or one "
+                f"a prompt")
         return list(sampling_params)

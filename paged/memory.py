@@ -1,4 +1,5 @@
-"""What the KV cache costs: projections saved, bytes a token, blocks in a budget, share of memory in use.
+"""What the KV cache costs: projections saved, bytes a token, blocks in a budget, share of memory in
+use.
 
 Plain arithmetic, in tokens and bytes. GB is 10⁹ bytes, GiB is 2³⁰.
 """
@@ -25,8 +26,10 @@ def projections_with_cache(context: int, steps: int) -> int:
     return 3 * context + 3 * steps
 
 
-def kv_bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, dtype: str = "bfloat16") -> int:
-    """Bytes of K and V of one token over all layers. Raises ValueError for a dtype it does not know."""
+def kv_bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int,
+                       dtype: str = "bfloat16") -> int:
+    """Bytes of K and V of one token over all layers. Raises ValueError for a dtype it does not
+    know."""
     if dtype not in DTYPE_BYTES:
         raise ValueError(f"dtype {dtype!r} is not one of {', '.join(DTYPE_BYTES)}")
     return 2 * num_layers * num_kv_heads * head_dim * DTYPE_BYTES[dtype]
@@ -40,24 +43,26 @@ def num_blocks_in_budget(total: float, utilization: float, used: float, peak: fl
         total: memory of the card.
         utilization: share of it that may be used.
         used: in use now, by this process and all others.
-        peak, current: of this process's tensors, during the warm-up and now. A forward pass will need their
-            difference again.
+        peak, current: of this process's tensors, during the warm-up and now. A forward pass will
+            need their difference again.
 
     Raises ValueError, with the numbers, if not even one block fits.
     """
     free = total * utilization - used - peak + current
     num_blocks = int(free // block_bytes)
     if num_blocks < 1:
-        raise ValueError(f"{total * utilization / GiB:.2f} GiB may be used, {used / GiB:.2f} GiB are, and a step "
-                         f"takes {(peak - current) / GiB:.2f} GiB more: no room for a block of "
-                         f"{block_bytes / MiB:.1f} MiB. Raise gpu_memory_utilization, lower "
-                         f"max_num_batched_tokens, or free the card")
+        raise ValueError(
+            f"{total * utilization / GiB:.2f} GiB may be used, {used / GiB:.2f} GiB are, and a step "
+            f"takes {(peak - current) / GiB:.2f} GiB more: no room for a block of "
+            f"{block_bytes / MiB:.1f} MiB. Raise gpu_memory_utilization, lower "
+            f"max_num_batched_tokens, or free the card")
     return num_blocks
 
 
-def concurrent_requests(budget_bytes: float, bytes_per_token: int, context: int, reserved: int | None = None,
-                        block_size: int = 16) -> int:
-    """Requests that fit a budget: `reserved` tokens each, or, if None, blocks for `context` tokens each."""
+def concurrent_requests(budget_bytes: float, bytes_per_token: int, context: int,
+                        reserved: int | None = None, block_size: int = 16) -> int:
+    """Requests that fit a budget: `reserved` tokens each, or, if None, blocks for `context` tokens
+    each."""
     tokens = blocks_needed(context, block_size) * block_size if reserved is None else reserved
     return int(budget_bytes // (tokens * bytes_per_token))
 
@@ -76,4 +81,5 @@ def utilization_reserved(requests: Sequence[tuple[int, int]], max_len: int) -> f
 def utilization_paged(requests: Sequence[tuple[int, int]], block_size: int) -> float:
     """Share of the memory that holds tokens when every request holds just the blocks it needs."""
     lengths = [prompt + output for prompt, output in requests]
-    return sum(lengths) / (block_size * sum(blocks_needed(length, block_size) for length in lengths))
+    return sum(lengths) / (block_size
+                           * sum(blocks_needed(length, block_size) for length in lengths))

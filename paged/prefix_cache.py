@@ -1,19 +1,21 @@
 """Which blocks already hold the K and V of a prefix: match, register, forget.
 
-The K and V of a token depend on every token before it, so a block can be reused only under the very prefix
-that wrote it. Prefixes are therefore chained: the hash of a block covers its tokens and the hash of the block
+The K and V of a token depend on every token before it, so a block can be reused only under the very
+prefix that wrote it. Prefixes are therefore chained: the hash of a block covers its tokens and the
+    hash of the block
 before it.
 
     tokens     10 20 30 │ 40 50 60          77 88 99 │ 40 50 60
     hash       h1 = H(10 20 30)             g1 = H(77 88 99)
                h2 = H(h1, 40 50 60)         g2 = H(g1, 40 50 60)       h2 ≠ g2: nothing is shared
 
-A hash only finds candidates. What decides is the record behind it: it holds its own tokens and points to the
-record of the prefix before it, and a candidate counts only if both are the ones looked for. So colliding
-hashes cost a comparison, never a wrong answer.
+A hash only finds candidates. What decides is the record behind it: it holds its own tokens and
+    points to the
+record of the prefix before it, and a candidate counts only if both are the ones looked for. So
+colliding hashes cost a comparison, never a wrong answer.
 
-Only full blocks are registered, and never before the step that computes them. A freed block keeps its record
-until the pool hands it out for other contents.
+Only full blocks are registered, and never before the step that computes them. A freed block keeps
+its record until the pool hands it out for other contents.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from paged.block_pool import BlockPool
 try:
     import xxhash
 except ImportError:
-    xxhash = None       # a bare Python, as in a browser
+    xxhash = None  # a bare Python, as in a browser
 
 HashFunction = Callable[["int | None", Sequence[int]], int]
 
@@ -39,12 +41,14 @@ def _chain_bytes(parent: int | None, tokens: Sequence[int]) -> bytes:
 
 
 def xxh64_chain(parent: int | None, tokens: Sequence[int]) -> int:
-    """h = xxh64(parent as 8 little-endian bytes, tokens as int64): fast, and easy to collide on purpose."""
+    """h = xxh64(parent as 8 little-endian bytes, tokens as int64): fast, and easy to collide on
+    purpose."""
     return xxhash.xxh64_intdigest(_chain_bytes(parent, tokens))
 
 
 def sha256_chain(parent: int | None, tokens: Sequence[int]) -> int:
-    """The first 8 bytes of SHA-256 over the same bytes: slower, and nobody knows how to collide them."""
+    """The first 8 bytes of SHA-256 over the same bytes: slower, and nobody knows how to collide
+    them."""
     return int.from_bytes(hashlib.sha256(_chain_bytes(parent, tokens)).digest()[:8], "little")
 
 
@@ -56,13 +60,15 @@ def default_chain() -> HashFunction:
 def check_computed(pool: BlockPool, block_size: int, tokens: Sequence[int], block: int) -> None:
     """Raise ValueError unless the tokens fill a block and somebody holds it."""
     if len(tokens) != block_size:
-        raise ValueError(f"only full blocks are registered: got {len(tokens)} tokens of {block_size}")
+        raise ValueError(
+            f"only full blocks are registered: got {len(tokens)} tokens of {block_size}")
     if not pool.ref_cnt[block]:
         raise ValueError(f"block {block} is free: nobody can have computed it")
 
 
 def choose_copy(blocks: Sequence[int], pool: BlockPool) -> int:
-    """One of several blocks with the same content: a held one, so that the free ones are left to others."""
+    """One of several blocks with the same content: a held one, so that the free ones are left to
+    others."""
     return next((block for block in blocks if pool.ref_cnt[block]), blocks[0])
 
 
@@ -73,7 +79,8 @@ class Prefix:
         parent: the record of the block before it; None at the root.
         tokens: the tokens of this block.
         hash: chained over all blocks up to here.
-        blocks: the blocks that hold this content now, the same more than once if it was computed twice.
+        blocks: the blocks that hold this content now, the same more than once if it was computed
+            twice.
     """
 
     __slots__ = ("parent", "tokens", "hash", "blocks", "num_children", "__weakref__")
@@ -88,10 +95,11 @@ class PrefixCache:
     """Finds cached blocks by the tokens that lead to them.
 
     Args:
-        pool: the block pool; its on_allocate is set, so that a block handed out anew is forgotten here.
+        pool: the block pool; its on_allocate is set, so that a block handed out anew is forgotten
+            here.
         block_size: tokens a block.
-        hash_function: (hash of the parent or None, tokens) -> 64-bit integer. Any function gives right
-            answers; a poor one costs time.
+        hash_function: (hash of the parent or None, tokens) -> 64-bit integer. Any function gives
+            right answers; a poor one costs time.
     """
 
     def __init__(self, pool: BlockPool, block_size: int, hash_function: HashFunction | None = None):
@@ -99,9 +107,9 @@ class PrefixCache:
             raise ValueError(f"block_size is {block_size}: a block holds at least one token")
         self.pool, self.block_size = pool, block_size
         self.hash_function = hash_function or default_chain()
-        self._records: dict[int, list[Prefix]] = {}     # hash -> records: several if they collide
-        self._record_of: dict[int, Prefix] = {}         # block -> the record it holds
-        self._roots = WeakValueDictionary()             # salt -> root, while anything leads to it
+        self._records: dict[int, list[Prefix]] = {}  # hash -> records: several if they collide
+        self._record_of: dict[int, Prefix] = {}  # block -> the record it holds
+        self._roots = WeakValueDictionary()  # salt -> root, while anything leads to it
         pool.on_allocate = self.forget
 
     def __len__(self) -> int:
@@ -109,7 +117,8 @@ class PrefixCache:
         return len(self._record_of)
 
     def root(self, salt: str | None = None) -> Prefix:
-        """The empty prefix. Prefixes under different salts never match: one a tenant keeps them apart."""
+        """The empty prefix. Prefixes under different salts never match: one a tenant keeps them
+        apart."""
         root = self._roots.get(salt)
         if root is None:
             hash = None if salt is None else self.hash_function(None, list(salt.encode()))
@@ -117,15 +126,18 @@ class PrefixCache:
         return root
 
     def match(self, token_ids: Sequence[int], salt: str | None = None) -> tuple[list[int], Prefix]:
-        """The longest run of cached full blocks at the start of token_ids, and the prefix where it ends.
+        """The longest run of cached full blocks at the start of token_ids, and the prefix where it
+        ends.
 
-        The last token is never matched: its hidden state is needed to choose the next one, so at least one
-        token is always computed. Nothing is changed: the caller takes the blocks with `BlockPool.share`.
+        The last token is never matched: its hidden state is needed to choose the next one, so at
+            least one
+        token is always computed. Nothing is changed: the caller takes the blocks with
+            `BlockPool.share`.
         """
         blocks, prefix = [], self.root(salt)
         for tokens in self._full_blocks(token_ids[:-1]):
             found = self._find(prefix, tokens, self.hash_function(prefix.hash, tokens))
-            if found is None or not found.blocks:       # once one block misses, all later ones miss
+            if found is None or not found.blocks:  # once one block misses, all later ones miss
                 break
             blocks.append(choose_copy(found.blocks, self.pool))
             prefix = found
@@ -137,10 +149,11 @@ class PrefixCache:
         return found is not None and bool(found.blocks)
 
     def register(self, prefix: Prefix, tokens: Sequence[int], block: int) -> Prefix:
-        """Say that `block` now holds the K and V of `tokens` after `prefix`; returns the longer prefix.
+        """Say that `block` now holds the K and V of `tokens` after `prefix`; returns the longer
+        prefix.
 
-        Call it once the block is full, and computed before anyone can read it. Raises ValueError for a block
-        that is not full, is not held, or already stands for something else.
+        Call it once the block is full, and computed before anyone can read it. Raises ValueError
+        for a block that is not full, is not held, or already stands for something else.
         """
         check_computed(self.pool, self.block_size, tokens, block)
         tokens = tuple(tokens)
@@ -155,11 +168,13 @@ class PrefixCache:
             record.blocks.append(block)
             self._record_of[block] = record
         elif known is not record:
-            raise ValueError(f"block {block} is registered for other tokens and was not handed out since")
+            raise ValueError(
+                f"block {block} is registered for other tokens and was not handed out since")
         return record
 
     def forget(self, block: int) -> None:
-        """The block is about to hold something else; records that nothing leads to any more go with it."""
+        """The block is about to hold something else; records that nothing leads to any more go with
+        it."""
         record = self._record_of.pop(block, None)
         if record is None:
             return

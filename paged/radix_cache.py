@@ -1,17 +1,19 @@
 """The prefix cache as a radix tree: same questions, same answers as `prefix_cache`, and no hashes.
 
-An edge of the tree holds a run of tokens and, for each block's worth of them, the blocks with their K and V.
-Prefixes part where the tree branches. With block size 2 and three prompts that begin alike:
+An edge of the tree holds a run of tokens and, for each block's worth of them, the blocks with their
+K and V. Prefixes part where the tree branches. With block size 2 and three prompts that begin
+alike:
 
                        ┌─ 50 60 ─ 70 80          blocks 2, 3
     root ─ 10 20 ─ 30 40                         blocks 0, 1
                        └─ 51 61                  block 4
 
-Looking a prompt up compares runs of tokens, whatever the block size: the cost is in the branches and not in
+Looking a prompt up compares runs of tokens, whatever the block size: the cost is in the branches
+    and not in
 the blocks. So blocks of one token, dear where each block is hashed, are cheap here.
 
-Follows RadixAttention (Zheng et al., "SGLang: Efficient Execution of Structured Language Model Programs",
-NeurIPS 2024); unlike there, the order of eviction is the pool's free queue.
+Follows RadixAttention (Zheng et al., "SGLang: Efficient Execution of Structured Language Model
+Programs", NeurIPS 2024); unlike there, the order of eviction is the pool's free queue.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ class Node:
     Attributes:
         start: blocks between the root and this run.
         tokens: the run, a multiple of the block size.
-        blocks: for each block's worth of tokens, the blocks that hold it now; none after an eviction.
+        blocks: for each block's worth of tokens, the blocks that hold it now; none after an
+            eviction.
         children: the runs that go on from its end, by their first block's tokens.
     """
 
@@ -43,7 +46,8 @@ class Node:
 class Place:
     """A prefix: the first `depth` blocks of the way from the root to the end of a node.
 
-    A node that is split keeps its lower part, so a place above the split finds its node among the parents.
+    A node that is split keeps its lower part, so a place above the split finds its node among the
+    parents.
     """
 
     __slots__ = ("_node", "depth")
@@ -65,14 +69,15 @@ class Place:
 
 
 class RadixCache:
-    """Finds cached blocks by the tokens that lead to them. Arguments and methods are those of PrefixCache."""
+    """Finds cached blocks by the tokens that lead to them. Arguments and methods are those of
+    PrefixCache."""
 
     def __init__(self, pool: BlockPool, block_size: int):
         if block_size < 1:
             raise ValueError(f"block_size is {block_size}: a block holds at least one token")
         self.pool, self.block_size = pool, block_size
-        self._place_of: dict[int, Place] = {}           # block -> the prefix that it ends
-        self._roots = WeakValueDictionary()             # salt -> root, while anything leads to it
+        self._place_of: dict[int, Place] = {}  # block -> the prefix that it ends
+        self._roots = WeakValueDictionary()  # salt -> root, while anything leads to it
         pool.on_allocate = self.forget
 
     def __len__(self) -> int:
@@ -80,16 +85,18 @@ class RadixCache:
         return len(self._place_of)
 
     def root(self, salt: str | None = None) -> Place:
-        """The empty prefix. Prefixes under different salts never match: one a tenant keeps them apart."""
+        """The empty prefix. Prefixes under different salts never match: one a tenant keeps them
+        apart."""
         root = self._roots.get(salt)
         if root is None:
             root = self._roots[salt] = Node(None, 0, [], [])
         return Place(root, 0)
 
     def match(self, token_ids: Sequence[int], salt: str | None = None) -> tuple[list[int], Place]:
-        """The longest run of cached full blocks at the start of token_ids, and the prefix where it ends."""
+        """The longest run of cached full blocks at the start of token_ids, and the prefix where it
+        ends."""
         size, place, blocks = self.block_size, self.root(salt), []
-        most = (len(token_ids) - 1) // size             # the last token is always computed
+        most = (len(token_ids) - 1) // size  # the last token is always computed
         node = place.node
         while len(blocks) < most:
             start = len(blocks)
@@ -97,7 +104,7 @@ class RadixCache:
             if node is None:
                 break
             for copies in node.blocks[:self._common_blocks(node, token_ids, most)]:
-                if not copies:                          # once one block misses, all later ones miss
+                if not copies:  # once one block misses, all later ones miss
                     break
                 blocks.append(choose_copy(copies, self.pool))
             if len(blocks) > start:
@@ -117,7 +124,8 @@ class RadixCache:
         return child is not None and bool(child.blocks[0])
 
     def register(self, prefix: Place, tokens: Sequence[int], block: int) -> Place:
-        """Say that `block` now holds the K and V of `tokens` after `prefix`; returns the longer prefix."""
+        """Say that `block` now holds the K and V of `tokens` after `prefix`; returns the longer
+        prefix."""
         check_computed(self.pool, self.block_size, tokens, block)
         place = self._extended(prefix.node, prefix.depth, tuple(tokens))
         known = self._place_of.get(block)
@@ -125,11 +133,13 @@ class RadixCache:
             place.node.blocks[prefix.depth - place.node.start].append(block)
             self._place_of[block] = place
         elif (known.node, known.depth) != (place.node, place.depth):
-            raise ValueError(f"block {block} is registered for other tokens and was not handed out since")
+            raise ValueError(
+                f"block {block} is registered for other tokens and was not handed out since")
         return place
 
     def forget(self, block: int) -> None:
-        """The block is about to hold something else; runs that nothing leads to any more go with it."""
+        """The block is about to hold something else; runs that nothing leads to any more go with
+        it."""
         place = self._place_of.pop(block, None)
         if place is None:
             return
@@ -148,11 +158,12 @@ class RadixCache:
         self._roots.clear()
 
     def _common_blocks(self, node: Node, token_ids: Sequence[int], most: int) -> int:
-        """Blocks of the node's run that are also in token_ids, of whose blocks `most` may be used."""
+        """Blocks of the node's run that are also in token_ids, of whose blocks `most` may be
+        used."""
         size = self.block_size
         most = min(most - node.start, len(node.blocks))
         mine = list(token_ids[node.start * size:(node.start + most) * size])
-        if mine == node.tokens[:len(mine)]:             # nearly always, and as fast as memory is read
+        if mine == node.tokens[:len(mine)]:  # nearly always, and as fast as memory is read
             return most
         return next(i for i, (a, b) in enumerate(zip(mine, node.tokens)) if a != b) // size
 
@@ -165,7 +176,7 @@ class RadixCache:
             node = self._split(node, index)
         child = node.children.get(tokens)
         if child is None and node.parent is not None and not node.children:
-            node.tokens += tokens                       # a leaf grows
+            node.tokens += tokens  # a leaf grows
             node.blocks.append([])
             return Place(node, depth + 1)
         if child is None:
@@ -173,7 +184,8 @@ class RadixCache:
         return Place(child, depth + 1)
 
     def _split(self, node: Node, index: int) -> Node:
-        """Let the first `index` blocks of a node's run be a node of their own, above it; returns that one."""
+        """Let the first `index` blocks of a node's run be a node of their own, above it; returns
+        that one."""
         size = self.block_size
         upper = Node(node.parent, node.start, node.tokens[:index * size], node.blocks[:index])
         upper.parent.children[tuple(upper.tokens[:size])] = upper

@@ -8,7 +8,8 @@ from enum import Enum
 from paged.sampling import SamplingParams
 
 PENDING = -1
-"""Stands in Request.token_ids for a token still being computed: the step that reads it has it on the GPU."""
+"""Stands in Request.token_ids for a token still being computed: the step that reads it has it on
+the GPU."""
 
 
 class Status(str, Enum):
@@ -50,10 +51,11 @@ class RequestMetrics:
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
     finish_time: float | None = None
-    num_output_tokens: int = 0       # of all completions
-    longest_output: int = 0          # tokens of the longest completion
+    num_output_tokens: int = 0  # of all completions
+    longest_output: int = 0  # tokens of the longest completion
     num_preemptions: int = 0
-    memory_saved: float | None = None    # share of its blocks that beams saved by sharing, over all steps
+    # Share of its blocks that beams saved by sharing, over all steps
+    memory_saved: float | None = None
 
     @property
     def queue_time(self) -> float | None:
@@ -67,7 +69,8 @@ class RequestMetrics:
 
     @property
     def time_per_output_token(self) -> float | None:
-        """Mean seconds between two tokens of a finished request's longest completion; None below two."""
+        """Mean seconds between two tokens of a finished request's longest completion; None below
+        two."""
         if self.finish_time is None or self.longest_output < 2:
             return None
         return (self.finish_time - self.first_token_time) / (self.longest_output - 1)
@@ -75,12 +78,14 @@ class RequestMetrics:
 
 @dataclass
 class RequestOutput:
-    """The state of a request. The engine updates it in place: what step() returns is alive, not a copy.
+    """The state of a request. The engine updates it in place: what step() returns is alive, not a
+    copy.
 
     Attributes:
         outputs: one CompletionOutput a completion (SamplingParams.n).
         finished: every completion has ended.
-        num_cached_tokens: prompt tokens found in the prefix cache when the request was first admitted.
+        num_cached_tokens: prompt tokens found in the prefix cache when the request was first
+            admitted.
     """
 
     request_id: str
@@ -92,13 +97,16 @@ class RequestOutput:
 
     def snapshot(self) -> RequestOutput:
         """A copy that stays as it is while the request goes on."""
-        outputs = [replace(c, token_ids=list(c.token_ids),
-                           logprobs=None if c.logprobs is None else list(c.logprobs)) for c in self.outputs]
+        outputs = [
+            replace(c, token_ids=list(c.token_ids),
+                    logprobs=None if c.logprobs is None else list(c.logprobs)) for c in self.outputs
+        ]
         return replace(self, outputs=outputs, metrics=replace(self.metrics))
 
 
 class Request:
-    """One sequence of tokens: what the scheduler schedules. A user's request with n > 1 becomes n of them.
+    """One sequence of tokens: what the scheduler schedules. A user's request with n > 1 becomes n
+    of them.
 
     Attributes:
         token_ids: the prompt and what was generated since.
@@ -110,14 +118,14 @@ class Request:
         beams: the search that it is a beam of, or None.
     """
 
-    __slots__ = ("request_id", "order", "params", "token_ids", "num_prompt_tokens", "num_computed_tokens",
-                 "block_table", "host_block_table", "status", "num_seats", "may_share_tail", "seed", "salt",
-                 "prefix", "num_registered_blocks", "max_num_tokens", "stop_token_ids", "detokenizer",
-                 "output", "completion", "beams")
+    __slots__ = ("request_id", "order", "params", "token_ids", "num_prompt_tokens",
+                 "num_computed_tokens", "block_table", "host_block_table", "status", "num_seats",
+                 "may_share_tail", "seed", "salt", "prefix", "num_registered_blocks",
+                 "max_num_tokens", "stop_token_ids", "detokenizer", "output", "completion", "beams")
 
-    def __init__(self, request_id: str, order: tuple[int, int], token_ids: list[int], params: SamplingParams,
-                 output: RequestOutput, completion: CompletionOutput, seed: int, salt: str | None,
-                 stop_token_ids: frozenset[int], detokenizer=None):
+    def __init__(self, request_id: str, order: tuple[int, int], token_ids: list[int],
+                 params: SamplingParams, output: RequestOutput, completion: CompletionOutput,
+                 seed: int, salt: str | None, stop_token_ids: frozenset[int], detokenizer=None):
         self.request_id, self.order, self.params = request_id, order, params
         self.token_ids = token_ids
         self.num_prompt_tokens = len(output.prompt_token_ids)

@@ -1,4 +1,5 @@
-"""Turns a batch into tensors and runs the model over the paged cache: the plain way, one step at a time."""
+"""Turns a batch into tensors and runs the model over the paged cache: the plain way, one step at a
+time."""
 
 from __future__ import annotations
 
@@ -20,11 +21,13 @@ class ModelRunner:
         decoder: the model.
         kv: the cache its K and V live in.
         attention_backend: a name of `paged.attention.BACKENDS`, or "auto".
-        host_kv: the cache in host memory that preempted requests are swapped to; None if they recompute.
+        host_kv: the cache in host memory that preempted requests are swapped to; None if they
+            recompute.
 
     Attributes:
         attention_backend: the name of the backend in use; "auto" is settled here.
-        attention: the same for people to read, with the library that serves it: "flash (FlashAttention-3)".
+        attention: the same for people to read, with the library that serves it: "flash
+            (FlashAttention-3)".
 
     Raises ValueError for a backend that cannot run here, with the reason.
     """
@@ -33,9 +36,11 @@ class ModelRunner:
                  host_kv: PagedKVCache | None = None):
         self.decoder, self.kv, self.host_kv = decoder, kv, host_kv
         self.device = kv.data.device
-        self.scale = kv.head_dim ** -0.5
-        q = torch.empty(0, decoder.config.num_heads, kv.head_dim, dtype=kv.data.dtype, device=self.device)
-        self.attention_backend, _ = choose_backend(q, kv.k[0], attention_backend)    # refused now, if it cannot run
+        self.scale = kv.head_dim**-0.5
+        q = torch.empty(0, decoder.config.num_heads, kv.head_dim, dtype=kv.data.dtype,
+                        device=self.device)
+        self.attention_backend, _ = choose_backend(
+            q, kv.k[0], attention_backend)  # refused now, if it cannot run
         self.attention = backend_name(q, kv.k[0], self.attention_backend)
 
     @torch.inference_mode()
@@ -46,7 +51,8 @@ class ModelRunner:
         rows = self.sampled_rows(batch)
         if not rows:
             return tokens
-        last = torch.tensor([batch.query_start_loc[row + 1] - 1 for row in rows], device=self.device)
+        last = torch.tensor([batch.query_start_loc[row + 1] - 1 for row in rows],
+                            device=self.device)
         logits = self.decoder.logits(hidden[last])
         chosen, logprobs = sample(logits, [batch.requests[row] for row in rows])
         for row, token in zip(rows, chosen):
@@ -55,19 +61,21 @@ class ModelRunner:
         return tokens
 
     def hidden_states(self, batch: Batch) -> torch.Tensor:
-        """Move the blocks that the batch moves, write its K and V, and return the hidden states [N, hidden]."""
+        """Move the blocks that the batch moves, write its K and V, and return the hidden states [N,
+        hidden]."""
         self.move_blocks(batch)
         if not batch.requests:
             return torch.empty(0, self.decoder.config.hidden_size, device=self.device)
         width = max(map(len, batch.block_tables))
-        block_tables = self._int32([table + [0] * (width - len(table)) for table in batch.block_tables])
+        block_tables = self._int32(
+            [table + [0] * (width - len(table)) for table in batch.block_tables])
         slot_mapping = torch.tensor(batch.slot_mapping, device=self.device)
         seq_lens, query_start_loc = self._int32(batch.seq_lens), self._int32(batch.query_start_loc)
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             self.kv.write(layer, slot_mapping, k, v)
-            return paged_attention(q, self.kv, layer, block_tables, seq_lens, query_start_loc, self.scale,
-                                   backend=self.attention_backend)
+            return paged_attention(q, self.kv, layer, block_tables, seq_lens, query_start_loc,
+                                   self.scale, backend=self.attention_backend)
 
         return self.decoder(torch.tensor(batch.input_ids, device=self.device),
                             torch.tensor(batch.positions, device=self.device), attend)
@@ -79,8 +87,10 @@ class ModelRunner:
         copy_between(self.host_kv, self.kv, batch.swap_in)
 
     @staticmethod
-    def keep_logprobs(batch: Batch, rows: Sequence[int], logprobs: Sequence[dict | None] | None) -> None:
-        """Enter what the sampler gave for these rows into batch.logprobs; nothing, if nobody asked."""
+    def keep_logprobs(batch: Batch, rows: Sequence[int],
+                      logprobs: Sequence[dict | None] | None) -> None:
+        """Enter what the sampler gave for these rows into batch.logprobs; nothing, if nobody
+        asked."""
         if logprobs is not None:
             batch.logprobs = [None] * len(batch.requests)
             for row, entry in zip(rows, logprobs):
@@ -88,9 +98,12 @@ class ModelRunner:
 
     @staticmethod
     def sampled_rows(batch: Batch) -> list[int]:
-        """Rows of the batch whose token counts: every token of the request is computed with this step."""
-        return [row for row, request in enumerate(batch.requests)
-                if batch.seq_lens[row] == len(request.token_ids)]
+        """Rows of the batch whose token counts: every token of the request is computed with this
+        step."""
+        return [
+            row for row, request in enumerate(batch.requests)
+            if batch.seq_lens[row] == len(request.token_ids)
+        ]
 
     def _int32(self, values: Sequence) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32, device=self.device)
@@ -98,7 +111,8 @@ class ModelRunner:
 
 def copy_between(source: PagedKVCache | None, destination: PagedKVCache | None,
                  pairs: Sequence[tuple[int, int]]) -> None:
-    """Copy blocks from one cache to another, in every layer: (source block, destination block) pairs."""
+    """Copy blocks from one cache to another, in every layer: (source block, destination block)
+    pairs."""
     if pairs:
         sources, destinations = (list(blocks) for blocks in zip(*pairs))
         moved = source.data[:, :, sources].to(destination.data.device)

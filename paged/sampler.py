@@ -1,9 +1,9 @@
 """Choosing the next token of every request of a batch from its logits.
 
-Everything happens on the device of the logits, and one copy at the end brings the tokens to the host. A
-row never reads another row, and the only random number it uses is a function of its request's seed and
-of how many tokens the request has generated. So a seeded request draws the same tokens whatever shares
-the batch.
+Everything happens on the device of the logits, and one copy at the end brings the tokens to the
+host. A row never reads another row, and the only random number it uses is a function of its
+request's seed and of how many tokens the request has generated. So a seeded request draws the same
+tokens whatever shares the batch.
 
     logits - penalty -> temperature -> min-p -> top-k -> top-p -> one uniform number picks the token
 """
@@ -20,26 +20,30 @@ HEAD = 1024  # likeliest tokens looked at before the whole vocabulary is sorted
 _MASK = 2**64 - 1
 
 
-def sample(logits: Tensor, requests: Sequence[Any]) -> tuple[list[int], list[dict[int, float] | None] | None]:
-    """The chosen token of each row of logits [requests, vocab], and log-probabilities where asked for.
+def sample(logits: Tensor,
+           requests: Sequence[Any]) -> tuple[list[int], list[dict[int, float] | None] | None]:
+    """The chosen token of each row of logits [requests, vocab], and log-probabilities where asked
+    for.
 
-    A request has .params (SamplingParams), .token_ids (prompt and output), .num_prompt_tokens and .seed. The
-    log-probabilities are those of the model itself, before penalty and temperature: of the chosen token and
-    of the params.logprobs likeliest ones. logits is not written to. Raises ValueError when a row holds NaN or
-    infinity.
+    A request has .params (SamplingParams), .token_ids (prompt and output), .num_prompt_tokens and
+    .seed. The log-probabilities are those of the model itself, before penalty and temperature: of
+    the chosen token and of the params.logprobs likeliest ones. logits is not written to. Raises
+    ValueError when a row holds NaN or infinity.
     """
     chosen = choose(logits, requests)
     logprobs = _logprobs(logits, requests, chosen)
     tokens = chosen.tolist()
     if -1 in tokens:
-        raise ValueError(f"Row {tokens.index(-1)} of {len(tokens)} rows of logits holds NaN or infinity: the "
-                         "weights are damaged, or their dtype is too narrow for this model; try bfloat16 or "
-                         "float32.")
+        raise ValueError(
+            f"Row {tokens.index(-1)} of {len(tokens)} rows of logits holds NaN or infinity: the "
+            "weights are damaged, or their dtype is too narrow for this model; try bfloat16 or "
+            "float32.")
     return tokens, logprobs
 
 
 def choose(logits: Tensor, requests: Sequence[Any]) -> Tensor:
-    """The chosen tokens [requests], still on the device, of logits [requests, vocab]; -1 for a broken row."""
+    """The chosen tokens [requests], still on the device, of logits [requests, vocab]; -1 for a
+    broken row."""
     logits = _penalize(logits, requests)
     peak, likeliest = logits.max(dim=-1)
     tokens = likeliest
@@ -53,7 +57,8 @@ def choose(logits: Tensor, requests: Sequence[Any]) -> Tensor:
 
 
 def uniform(seed: int, step: int) -> float:
-    """A number of [0, 1) for the step-th token of a seed: a multiple of 2^-23 (SplitMix64, Steele 2014)."""
+    """A number of [0, 1) for the step-th token of a seed: a multiple of 2^-23 (SplitMix64, Steele
+    2014)."""
     mixed = _mix(_mix(seed & _MASK) + step)
     return (mixed >> 41) / 2**23  # coarse enough for u * total < total to hold in float32
 
@@ -66,7 +71,8 @@ def _mix(x: int) -> int:
 
 
 def _penalize(logits: Tensor, requests: Sequence[Any]) -> Tensor:
-    """Repetition penalty (Keskar et al. 2019): tokens of the prompt and of the output become less likely."""
+    """Repetition penalty (Keskar et al. 2019): tokens of the prompt and of the output become less
+    likely."""
     rows, tokens, penalties = [], [], []
     for i, request in enumerate(requests):
         if request.params.repetition_penalty != 1:
@@ -84,10 +90,12 @@ def _penalize(logits: Tensor, requests: Sequence[Any]) -> Tensor:
 def _draw(logits: Tensor, peak: Tensor, requests: Sequence[Any]) -> Tensor:
     """One token [rows] at random for each row of logits [rows, vocab] with maximum peak [rows]."""
     params, vocab = [request.params for request in requests], logits.shape[-1]
-    points = _column([uniform(request.seed, len(request.token_ids) - request.num_prompt_tokens)
-                      for request in requests], logits)
-    # Relative to the likeliest token, whose weight is 1: no temperature can overflow. Not normalised,
-    # since all that follows compares with a share of the total.
+    points = _column([
+        uniform(request.seed,
+                len(request.token_ids) - request.num_prompt_tokens) for request in requests
+    ], logits)
+    # Relative to the likeliest token, whose weight is 1: no temperature can overflow. Not
+    # normalised, since all that follows compares with a share of the total.
     temperature = _column([max(p.temperature, 1e-6) for p in params], logits)
     weights = ((logits - peak[:, None]) / temperature).exp_()
     if any(p.min_p > 0 for p in params):
@@ -97,8 +105,8 @@ def _draw(logits: Tensor, peak: Tensor, requests: Sequence[Any]) -> Tensor:
         return _pick(weights, points)
     at = torch.tensor(cut, device=logits.device)
     kept, ids = _likeliest(weights[at], [params[i] for i in cut])
-    # Laid end to end by token id, not by weight: two nearly equal weights may change places when other
-    # requests share the batch, and the same random number would then fall on the other token.
+    # Laid end to end by token id, not by weight: two nearly equal weights may change places when
+    # other requests share the batch, and the same random number would then fall on the other token.
     if ids.shape[-1] == vocab:
         tokens = _pick(torch.zeros_like(kept).scatter_(1, ids, kept), points[at])
     else:
@@ -108,15 +116,16 @@ def _draw(logits: Tensor, peak: Tensor, requests: Sequence[Any]) -> Tensor:
 
 
 def _likeliest(weights: Tensor, params: Sequence[Any]) -> tuple[Tensor, Tensor]:
-    """Top-k, then top-p among what it left: weights and token ids [rows, n], likeliest first, 0 where cut."""
+    """Top-k, then top-p among what it left: weights and token ids [rows, n], likeliest first, 0
+    where cut."""
     vocab = weights.shape[-1]
     k = torch.tensor([p.top_k or vocab for p in params], device=weights.device)[:, None]
     # A share is reached when rounding alone keeps the sum from it; the whole is never reached.
     share = _column([p.top_p * (1 - 1e-6) if p.top_p < 1 else 2.0 for p in params], weights)
     total = weights.sum(dim=-1, keepdim=True)
-    # Sorting a vocabulary costs ten times what finding its head costs, and the head nearly always holds the
-    # answer: it does if all that stays is likelier than the head's last token. To look is free on the CPU;
-    # on a GPU it would be a wait for the device.
+    # Sorting a vocabulary costs ten times what finding its head costs, and the head nearly always
+    # holds the answer: it does if all that stays is likelier than the head's last token. To look is
+    # free on the CPU; on a GPU it would be a wait for the device.
     looks = weights.is_cpu and not any(HEAD < p.top_k < vocab for p in params)
     fits = all(0 < p.top_k <= HEAD for p in params)
     for size in [min(HEAD, vocab), vocab] if looks or fits else [vocab]:
@@ -124,14 +133,16 @@ def _likeliest(weights: Tensor, params: Sequence[Any]) -> tuple[Tensor, Tensor]:
         inside = head.masked_fill(torch.arange(size, device=weights.device) >= k, 0)
         reached = inside.cumsum(dim=-1)
         target = share * torch.where(k <= size, reached[:, -1:], total)
-        kept = inside.masked_fill(reached - inside >= target, 0)  # it stays while those before it fall short
+        kept = inside.masked_fill(reached - inside >= target,
+                                  0)  # it stays while those before it fall short
         if not looks or size == vocab or ((kept == 0) | (kept > head[:, -1:])).all():
             break
     return kept, ids
 
 
 def _sorted(weights: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """The largest weights and their token ids [rows, size], falling; the lower id first among equals."""
+    """The largest weights and their token ids [rows, size], falling; the lower id first among
+    equals."""
     if size == weights.shape[-1]:
         return torch.sort(weights, dim=-1, descending=True, stable=True)
     ids = weights.topk(size).indices.sort(dim=-1).values
@@ -140,7 +151,8 @@ def _sorted(weights: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 def _pick(weights: Tensor, points: Tensor) -> Tensor:
-    """Where points [rows, 1] of [0, 1) fall if weights [rows, n] are laid end to end: index [rows]."""
+    """Where points [rows, 1] of [0, 1) fall if weights [rows, n] are laid end to end: index
+    [rows]."""
     ends = weights.cumsum(dim=-1)
     found = torch.searchsorted(ends, points * ends[:, -1:], right=True)[:, 0]
     return found.clamp_(max=weights.shape[-1] - 1)  # a row of NaN is reported by the caller

@@ -1,4 +1,5 @@
-"""How the next token is chosen, and when a request ends: the parameters. The sampler is in `sampler.py`."""
+"""How the next token is chosen, and when a request ends: the parameters. The sampler is in
+`sampler.py`."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ class SamplingParams:
         top_k: keep the k likeliest tokens; 0 keeps all.
         top_p: keep the fewest likeliest tokens whose probabilities reach top_p; 1 keeps all.
         min_p: drop tokens less likely than min_p times the likeliest; 0 keeps all.
-        repetition_penalty: divide positive and multiply negative logits of tokens already seen; 1 is off.
+        repetition_penalty: divide positive and multiply negative logits of tokens already seen; 1
+            is off.
         max_tokens: tokens generated at most.
         stop: a string, or several, that ends the text; it is not part of the text.
         stop_token_ids: token ids that end the request, beside the model's own end-of-sequence ids.
@@ -45,11 +47,13 @@ class SamplingParams:
     logprobs: int | None = None
 
     def __post_init__(self):
+
         def require(name: str, ok: bool, allowed: str) -> None:
             if not ok:
                 raise ValueError(f"{name} is {getattr(self, name)!r}: it must be {allowed}")
 
-        for name, least in (("n", 1), ("top_k", 0), ("max_tokens", 1), ("seed", None), ("logprobs", 0)):
+        for name, least in (("n", 1), ("top_k", 0), ("max_tokens", 1), ("seed", None), ("logprobs",
+                                                                                        0)):
             value = getattr(self, name)
             if value is not None or name not in ("seed", "logprobs"):
                 object.__setattr__(self, name, whole_number(name, value, least))
@@ -63,9 +67,11 @@ class SamplingParams:
         require("stop", strings and all(isinstance(s, str) and s for s in self.stop_strings),
                 "a string or strings, none empty")
         if self.stop_token_ids is not None:
-            require("stop_token_ids", not isinstance(self.stop_token_ids, (str, bytes))
-                    and isinstance(self.stop_token_ids, Iterable), "integers")
-            ids = tuple(whole_number("an entry of stop_token_ids", token) for token in self.stop_token_ids)
+            require(
+                "stop_token_ids", not isinstance(self.stop_token_ids, (str, bytes))
+                and isinstance(self.stop_token_ids, Iterable), "integers")
+            ids = tuple(
+                whole_number("an entry of stop_token_ids", token) for token in self.stop_token_ids)
             object.__setattr__(self, "stop_token_ids", ids)
         require("ignore_eos", self.ignore_eos in (True, False), "True or False")
 
@@ -83,8 +89,8 @@ class BeamSearchParams(SamplingParams):
 
     Args:
         beam_width: beams that live on after each token, and completions returned, best first.
-        length_penalty: a completion's score is its log-probability divided by its length to this power;
-            above 0 it favours long ones.
+        length_penalty: a completion's score is its log-probability divided by its length to this
+            power; above 0 it favours long ones.
 
     Raises ValueError for a value outside its range, and for what only sampling has.
     """
@@ -97,12 +103,14 @@ class BeamSearchParams(SamplingParams):
         super().__post_init__()
         object.__setattr__(self, "beam_width", whole_number("beam_width", self.beam_width, least=1))
         _finite_number("length_penalty", self.length_penalty)
-        likeliest = 2 * self.beam_width                                # what it asks of the sampler
-        for name, *allowed in (("n", 1), ("temperature", 0), ("top_k", 0), ("top_p", 1), ("min_p", 0),
-                               ("repetition_penalty", 1), ("stop", None), ("logprobs", None, likeliest)):
+        likeliest = 2 * self.beam_width  # what it asks of the sampler
+        for name, *allowed in (("n", 1), ("temperature", 0), ("top_k", 0), ("top_p", 1),
+                               ("min_p", 0), ("repetition_penalty",
+                                              1), ("stop", None), ("logprobs", None, likeliest)):
             if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} is {getattr(self, name)!r}: beam search takes the likeliest "
-                                 f"continuations, leave it at {allowed[0]!r}")
+                raise ValueError(
+                    f"{name} is {getattr(self, name)!r}: beam search takes the likeliest "
+                    f"continuations, leave it at {allowed[0]!r}")
         object.__setattr__(self, "logprobs", likeliest)
 
 

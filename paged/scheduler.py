@@ -6,12 +6,14 @@ Continuous batching with one token budget. Each step:
     2. running requests in the middle of their prompt get a chunk                (arrival order)
     3. waiting requests are admitted and get their first chunk                   (arrival order)
 
-until the budget, the seats (max_num_seqs) or the free blocks are used up. A request is admitted when all of
-its prompt fits the free blocks, and takes them as its chunks come. A running request that needs a block when
-none is free preempts the youngest running one, which may be itself. The oldest is never preempted, and every
-request fits the pool on its own, so the oldest always advances and every request ends.
+until the budget, the seats (max_num_seqs) or the free blocks are used up. A request is admitted
+when all of its prompt fits the free blocks, and takes them as its chunks come. A running request
+that needs a block when none is free preempts the youngest running one, which may be itself. The
+oldest is never preempted, and every request fits the pool on its own, so the oldest always advances
+and every request ends.
 
-Follows Orca (Yu et al., OSDI 2022), Sarathi-Serve (Agrawal et al., OSDI 2024) and the scheduler of vLLM V1.
+Follows Orca (Yu et al., OSDI 2022), Sarathi-Serve (Agrawal et al., OSDI 2024) and the scheduler of
+vLLM V1.
 """
 
 from __future__ import annotations
@@ -36,38 +38,43 @@ class Scheduler:
         prefix_cache: None to share nothing between requests.
         max_num_seqs: requests that hold blocks at once.
         max_num_batched_tokens: tokens computed in one step.
-        host_pool: blocks in host memory that preempted requests are swapped to; None to recompute instead.
+        host_pool: blocks in host memory that preempted requests are swapped to; None to recompute
+            instead.
 
     Attributes:
         waiting, running: both in arrival order.
         num_preemptions: of all steps.
-        num_cached_tokens: tokens that the requests admitted in the last step found in the prefix cache.
+        num_cached_tokens: tokens that the requests admitted in the last step found in the prefix
+            cache.
     """
 
-    def __init__(self, pool: BlockPool, block_size: int, prefix_cache: PrefixCache | RadixCache | None = None,
-                 max_num_seqs: int = 256, max_num_batched_tokens: int = 8192,
-                 host_pool: BlockPool | None = None, trace: Trace = NO_TRACE):
+    def __init__(self, pool: BlockPool, block_size: int,
+                 prefix_cache: PrefixCache | RadixCache | None = None, max_num_seqs: int = 256,
+                 max_num_batched_tokens: int = 8192, host_pool: BlockPool | None = None,
+                 trace: Trace = NO_TRACE):
         self.pool, self.block_size, self.prefix_cache = pool, block_size, prefix_cache
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.host_pool, self.trace = host_pool, trace
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.num_preemptions = self.num_cached_tokens = 0
-        self._blocked: tuple[Request | None, int, int] = (None, 0, 0)      # with its hits and the free blocks
+        self._blocked: tuple[Request | None, int,
+                             int] = (None, 0, 0)  # with its hits and the free blocks
 
-    # ── one step ──────────────────────────────────────────────────────────────────────────────────────
+    # ── one step
+    # ──────────────────────────────────────────────────────────────────────────────────────
 
     def schedule(self) -> Batch | None:
         """Choose the next step's work and give it its blocks; None when there is none."""
         self._budget = self.max_num_batched_tokens
-        self._scheduled: dict[Request, int] = {}                   # request -> new tokens
-        self._copies: dict[Request, tuple[int, int]] = {}          # at most one a request
+        self._scheduled: dict[Request, int] = {}  # request -> new tokens
+        self._copies: dict[Request, tuple[int, int]] = {}  # at most one a request
         self._swap_out: list[tuple[int, int]] = []
         self._swap_in: list[tuple[int, int]] = []
         self.num_cached_tokens = 0
         preemptions = self.num_preemptions
         self._schedule_running()
-        if self.num_preemptions == preemptions:                    # whoever is out stays out for this step
+        if self.num_preemptions == preemptions:  # whoever is out stays out for this step
             if self.waiting:
                 for request in self._scheduled:
                     self._register_ahead(request)
@@ -78,18 +85,18 @@ class Scheduler:
         chunks = []
         block_size, scheduled, running = self.block_size, self._scheduled, Status.RUNNING
         for request in tuple(self.running):
-            if request.status is not running:                      # preempted a moment ago by an older one
+            if request.status is not running:  # preempted a moment ago by an older one
                 continue
             computed = request.num_computed_tokens
             remaining = len(request.token_ids) - computed
             if remaining > 1:
                 chunks.append(request)
-            elif remaining == 0:                                   # its last token is on its way
+            elif remaining == 0:  # its last token is on its way
                 continue
             elif self._budget == 0:
                 break
             elif ((computed < len(request.block_table) * block_size and not request.may_share_tail)
-                    or self._make_room(request, 1)):
+                  or self._make_room(request, 1)):
                 scheduled[request] = 1
                 self._budget -= 1
         for request in chunks:
@@ -100,20 +107,23 @@ class Scheduler:
                     self._budget -= num_tokens
 
     def _chunk(self, request: Request) -> int:
-        """Blocks for the next chunk of a prompt, as long as budget and free blocks allow; 0 if preempted."""
+        """Blocks for the next chunk of a prompt, as long as budget and free blocks allow; 0 if
+        preempted."""
         remaining = min(len(request.token_ids) - request.num_computed_tokens, self._budget)
         room = ((len(request.block_table) + self.pool.num_free()) * self.block_size
                 - request.num_computed_tokens)
         if 0 < room < remaining and not request.may_share_tail:
-            remaining = room                                       # a shorter chunk rather than a preemption
+            remaining = room  # a shorter chunk rather than a preemption
         return remaining if self._make_room(request, remaining) else 0
 
     def _make_room(self, request: Request, num_tokens: int) -> bool:
         """Give a running request writable blocks for its next num_tokens tokens.
 
-        Preempts the youngest running requests as far as needed. Returns False if that was the request itself.
+        Preempts the youngest running requests as far as needed. Returns False if that was the
+        request itself.
         """
-        first = request.num_computed_tokens // self.block_size     # the only shared block that can be written
+        # The only shared block that can be written
+        first = request.num_computed_tokens // self.block_size
         end = blocks_needed(request.num_computed_tokens + num_tokens, self.block_size)
         while True:
             table = request.block_table
@@ -136,7 +146,8 @@ class Scheduler:
             request = self.waiting[0]
             if self._still_blocked(request):
                 break
-            if not (self._swap_back(request) if request.status is Status.SWAPPED else self._admit(request)):
+            if not (self._swap_back(request)
+                    if request.status is Status.SWAPPED else self._admit(request)):
                 break
             self.waiting.pop(0)
             self._blocked = (None, 0, 0)
@@ -145,14 +156,16 @@ class Scheduler:
             self._transition(request, Status.RUNNING)
 
     def _admit(self, request: Request) -> bool:
-        """Blocks for a waiting request: cached ones, then new ones for its first chunk. False if too few."""
+        """Blocks for a waiting request: cached ones, then new ones for its first chunk. False if
+        too few."""
         hits = []
         if self.prefix_cache is not None:
             hits, request.prefix = self.prefix_cache.match(request.token_ids, request.salt)
         cached = len(hits) * self.block_size
-        # Its chunks take their blocks as they come, but all must be there now: a prompt let in for its first
-        # chunk alone may be put out before its last, and be computed again and again.
-        if blocks_needed(len(request.token_ids), self.block_size) - len(hits) > self._free_beside(hits):
+        # Its chunks take their blocks as they come, but all must be there now: a prompt let in for
+        # its first chunk alone may be put out before its last, and be computed again and again.
+        if blocks_needed(len(request.token_ids),
+                         self.block_size) - len(hits) > self._free_beside(hits):
             self._blocked = request, len(hits), self.pool.num_free()
             return False
         num_tokens = min(len(request.token_ids) - cached, self._budget)
@@ -173,7 +186,8 @@ class Scheduler:
     def _still_blocked(self, request: Request) -> bool:
         """Whether nothing has changed since this request found too few blocks.
 
-        Saves a long prompt that waits from being matched in every step: it needs more free blocks than there
+        Saves a long prompt that waits from being matched in every step: it needs more free blocks
+            than there
         were, or one more cached block.
         """
         blocked, num_hits, num_free = self._blocked
@@ -184,29 +198,34 @@ class Scheduler:
             request.prefix, request.token_ids[start:start + self.block_size])
 
     def _free_beside(self, hits: list[int]) -> int:
-        """Free blocks to hand out beside the hits: one that nobody holds is in the free queue itself."""
+        """Free blocks to hand out beside the hits: one that nobody holds is in the free queue
+        itself."""
         return self.pool.num_free() - sum(self.pool.ref_cnt[block] == 0 for block in hits)
 
     def _register_ahead(self, request: Request) -> None:
-        """Let requests admitted later in this step share the prompt blocks that this one fills in it.
+        """Let requests admitted later in this step share the prompt blocks that this one fills in
+        it.
 
-        They stand behind it in the batch, and a layer writes all K and V of the batch before it attends.
+        They stand behind it in the batch, and a layer writes all K and V of the batch before it
+        attends.
         """
         end = request.num_computed_tokens + self._scheduled[request]
         self.register_computed(request, min(end, request.num_prompt_tokens))
 
     def _swap_back(self, request: Request) -> bool:
-        """Blocks for a swapped request and its next tokens. False if too few are free for all it has."""
+        """Blocks for a swapped request and its next tokens. False if too few are free for all it
+        has."""
         if blocks_needed(len(request.token_ids), self.block_size) > self.pool.num_free():
             return False
         num_tokens = min(len(request.token_ids) - request.num_computed_tokens, self._budget)
-        blocks = self.pool.allocate(blocks_needed(request.num_computed_tokens + num_tokens, self.block_size))
+        blocks = self.pool.allocate(
+            blocks_needed(request.num_computed_tokens + num_tokens, self.block_size))
         self._swap_in += zip(request.host_block_table, blocks)
         self.host_pool.free(reversed(request.host_block_table))
         request.block_table, request.host_block_table = blocks, []
-        if self.prefix_cache is not None:                          # its full blocks are registered again
+        if self.prefix_cache is not None:  # its full blocks are registered again
             request.prefix, request.num_registered_blocks = self.prefix_cache.root(request.salt), 0
-        if num_tokens:                                             # a beam may have nothing to do but wait
+        if num_tokens:  # a beam may have nothing to do but wait
             self._scheduled[request] = num_tokens
             self._budget -= num_tokens
         return True
@@ -219,13 +238,16 @@ class Scheduler:
             trace_batch(batch, self.trace, free=self.pool.num_free(), waiting=len(self.waiting))
         return batch
 
-    # ── after the step ────────────────────────────────────────────────────────────────────────────────
+    # ── after the step
+    # ────────────────────────────────────────────────────────────────────────────────
 
     def advance(self) -> list[int]:
-        """The step is on its way: from here on its tokens count as computed, and each next token is PENDING.
+        """The step is on its way: from here on its tokens count as computed, and each next token is
+        PENDING.
 
-        So the next step can be scheduled before this one's tokens are known. A request whose last token is
-        pending has nothing left to schedule. Returns how many tokens of each request are computed now.
+        So the next step can be scheduled before this one's tokens are known. A request whose last
+        token is pending has nothing left to schedule. Returns how many tokens of each request are
+        computed now.
         """
         contexts = []
         for request, num_tokens in self._scheduled.items():
@@ -242,7 +264,8 @@ class Scheduler:
             return
         for index in range(request.num_registered_blocks, num_computed_tokens // size):
             tokens = request.token_ids[index * size:(index + 1) * size]
-            request.prefix = self.prefix_cache.register(request.prefix, tokens, request.block_table[index])
+            request.prefix = self.prefix_cache.register(request.prefix, tokens,
+                                                        request.block_table[index])
         request.num_registered_blocks = num_computed_tokens // size
 
     def add(self, request: Request) -> None:
@@ -251,10 +274,11 @@ class Scheduler:
         self._transition(request, Status.WAITING)
 
     def fork(self, parent: Request, child: Request) -> None:
-        """Let child run over the parent's blocks, up to its last token, which it computes again for itself.
+        """Let child run over the parent's blocks, up to its last token, which it computes again for
+        itself.
 
-        The child shares every block; the one it writes to is copied when its turn comes. A parent that was
-        preempted has none to share, and the child waits as well.
+        The child shares every block; the one it writes to is copied when its turn comes. A parent
+        that was preempted has none to share, and the child waits as well.
         """
         if parent.status is not Status.RUNNING:
             return self.add(child)
@@ -276,7 +300,8 @@ class Scheduler:
         self._transition(request, Status.FINISHED)
 
     def recompute_all(self) -> None:
-        """Put every request back to waiting with nothing computed: what a failed step leaves behind."""
+        """Put every request back to waiting with nothing computed: what a failed step leaves
+        behind."""
         for request in self.running + self.waiting:
             self._release(request)
             request.start_over()
@@ -285,13 +310,15 @@ class Scheduler:
         self.waiting = sorted(self.running + self.waiting, key=lambda r: r.order)
         self.running = []
         self._blocked = (None, 0, 0)
-        if self.prefix_cache is not None:                          # blocks registered ahead were not written
+        if self.prefix_cache is not None:  # blocks registered ahead were not written
             self.prefix_cache.clear()
 
-    # ── preemption ────────────────────────────────────────────────────────────────────────────────────
+    # ── preemption
+    # ────────────────────────────────────────────────────────────────────────────────────
 
     def _preempt(self, victim: Request) -> None:
-        """Take the blocks of the youngest running request; it waits again, in its old place in the order."""
+        """Take the blocks of the youngest running request; it waits again, in its old place in the
+        order."""
         self.running.remove(victim)
         self._budget += self._scheduled.pop(victim, 0)
         copy = self._copies.pop(victim, None)
@@ -301,7 +328,7 @@ class Scheduler:
         host = self.host_pool.allocate(num_blocks) if self.host_pool is not None else None
         if host is not None:
             blocks = victim.block_table[:num_blocks]
-            if copy is not None:                                   # the copy is not made: read its source
+            if copy is not None:  # the copy is not made: read its source
                 blocks = [copy[0] if block == copy[1] else block for block in blocks]
             self._swap_out += zip(blocks, host)
             computed = victim.num_computed_tokens
@@ -319,7 +346,8 @@ class Scheduler:
             self.host_pool.free(reversed(request.host_block_table))
         request.drop_blocks()
 
-    # ── what a reader can see ─────────────────────────────────────────────────────────────────────────
+    # ── what a reader can see
+    # ─────────────────────────────────────────────────────────────────────────
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless blocks, tables and queues agree; run between steps."""
@@ -330,13 +358,15 @@ class Scheduler:
             assert not request.block_table, f"{request} waits and holds blocks"
         queue = self.running + self.waiting
         assert queue == sorted(queue, key=lambda r: r.order), "arrival order is lost"
-        assert sum(request.num_seats for request in self.running) <= self.max_num_seqs, "too many residents"
+        assert sum(request.num_seats
+                   for request in self.running) <= self.max_num_seqs, "too many residents"
         for request in self.running:
             held = len(request.block_table) * self.block_size
-            assert request.num_computed_tokens <= min(held, len(request.token_ids)), f"{request} cannot be"
+            assert request.num_computed_tokens <= min(held, len(
+                request.token_ids)), f"{request} cannot be"
 
     def _transition(self, request: Request, status: Status) -> None:
         if self.trace.limit and (request.status is not status or status is Status.WAITING):
-            self.trace.emit("STATE_TRANSITION", request=request.request_id, before=request.status.value,
-                            after=status.value)
+            self.trace.emit("STATE_TRANSITION", request=request.request_id,
+                            before=request.status.value, after=status.value)
         request.status = status

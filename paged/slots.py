@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 
-def slot_mapping_for(block_table: Sequence[int], positions: Iterable[int], block_size: int) -> list[int]:
+def slot_mapping_for(block_table: Sequence[int], positions: Iterable[int],
+                     block_size: int) -> list[int]:
     """Slots of the given token positions.
 
     Args:
@@ -25,18 +26,19 @@ def slot_mapping_for(block_table: Sequence[int], positions: Iterable[int], block
         positions: token positions, counted from the start of the request.
         block_size: tokens a block.
 
-    Raises ValueError for a position without a block (the −1 that pads a table is none), and for a block size
-    below 1.
+    Raises ValueError for a position without a block (the −1 that pads a table is none), and for a
+    block size below 1.
     """
     if block_size < 1:
         raise ValueError(f"block_size is {block_size}: a block holds at least one token")
     slots = []
     capacity = len(block_table) * block_size
-    for position in map(int, positions):                   # of an array or a tensor, too: slots are ints
+    for position in map(int, positions):  # of an array or a tensor, too: slots are ints
         if not 0 <= position < capacity:
             held = f"positions 0 to {capacity - 1}" if capacity else "none"
-            raise ValueError(f"position {position} has no block: a table of {len(block_table)} blocks of "
-                             f"{block_size} holds {held}")
+            raise ValueError(
+                f"position {position} has no block: a table of {len(block_table)} blocks of "
+                f"{block_size} holds {held}")
         block = int(block_table[position // block_size])
         if block < 0:
             raise ValueError(f"position {position} has no block: its entry in the table is {block}")

@@ -1,6 +1,8 @@
-"""What happened, as structured events: every module above the tensors reports here, and the book reads it.
+"""What happened, as structured events: every module above the tensors reports here, and the book
+reads it.
 
-An event is a dict: `step` (the engine's step, 0 before the first), `event` (its name) and what belongs to it,
+An event is a dict: `step` (the engine's step, 0 before the first), `event` (its name) and what
+    belongs to it,
 as plain numbers, strings and lists. The names:
 
     start-up     MODEL_WEIGHTS_LOADED, KV_BUDGET_ESTIMATE
@@ -20,8 +22,8 @@ class Trace:
     """A list of events, in the order in which they happened.
 
     Args:
-        limit: events kept; the engine goes on when it is reached, and `dropped` counts what was lost.
-            0 keeps nothing and costs nothing.
+        limit: events kept; the engine goes on when it is reached, and `dropped` counts what was
+            lost. 0 keeps nothing and costs nothing.
     """
 
     def __init__(self, limit: int = 1_000_000):
@@ -47,8 +49,8 @@ class Trace:
         """One readable line an event."""
         lines = []
         for event in self.events:
-            fields = "  ".join(f"{key}={value}" for key, value in event.items()
-                               if key not in ("step", "event"))
+            fields = "  ".join(
+                f"{key}={value}" for key, value in event.items() if key not in ("step", "event"))
             lines.append(f"{event['step']:>5}  {event['event']:<20} {fields}".rstrip())
         return lines
 

@@ -11,8 +11,9 @@ An exercise is a folder `exercises/NN_name/`:
     explanation.md   why it works; shown after success
     wrong/*.py       three or more plausible answers that the cases must reject; their docstrings say why
 
-Answers live in `answers/NAME.py`, without the number, so that an update that renumbers the exercises finds
-them again. `answers/progress.json` says what is solved and how many hints were seen.
+Answers live in `answers/NAME.py`, without the number, so that an update that renumbers the
+exercises finds them again. `answers/progress.json` says what is solved and how many hints were
+seen.
 """
 
 import datetime
@@ -90,24 +91,28 @@ def load_exercises(folder=EXERCISES):
 
 
 def find(exercises, word):
-    """The exercise that a word names: its name, number, folder or an answer file. Raises LookupError."""
+    """The exercise that a word names: its name, number, folder or an answer file. Raises
+    LookupError."""
     path = Path(word)
     words = [str(word), path.stem, path.stem.partition(".")[0], path.parent.name]
     if path.parent.name == "wrong":
         words.append(path.parent.parent.name)
     for candidate in words:
         for exercise in exercises:
-            if candidate in (exercise.name, exercise.folder.name) or (
-                    candidate.lstrip("0") == str(exercise.number)):
+            if candidate in (exercise.name, exercise.folder.name) or (candidate.lstrip("0") == str(
+                    exercise.number)):
                 return exercise
-    close = [e.name for e in exercises if str(word) and (str(word) in e.name or e.name in str(word))]
+    close = [
+        e.name for e in exercises if str(word) and (str(word) in e.name or e.name in str(word))
+    ]
     close = close or get_close_matches(str(word), [e.name for e in exercises], 1)
     hint = f"; did you mean {' or '.join(close)}?" if close else ": `list` shows all of them"
     raise LookupError(f"there is no exercise {str(word)!r}{hint}")
 
 
 def read_source(path):
-    """The text of a Python file. Raises SyntaxError with a sentence for a file that cannot be read as text."""
+    """The text of a Python file. Raises SyntaxError with a sentence for a file that cannot be read
+    as text."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -132,10 +137,19 @@ def read_source(path):
 
 
 def progress_in(data):
-    """What is progress in the content of a JSON file: {"solved": {name: date}, "hints": {name: number seen}}."""
-    parts = {key: data[key] if isinstance(data.get(key), dict) else {} for key in ("solved", "hints")}
-    return {"solved": {name: date for name, date in parts["solved"].items() if isinstance(date, str)},
-            "hints": {name: seen for name, seen in parts["hints"].items() if type(seen) is int and seen > 0}}
+    """What is progress in the content of a JSON file: {"solved": {name: date}, "hints": {name:
+    number seen}}."""
+    parts = {
+        key: data[key] if isinstance(data.get(key), dict) else {}
+        for key in ("solved", "hints")
+    }
+    return {
+        "solved": {name: date
+                   for name, date in parts["solved"].items() if isinstance(date, str)}, "hints": {
+                       name: seen
+                       for name, seen in parts["hints"].items() if type(seen) is int and seen > 0
+                   }
+    }
 
 
 class Answers:
@@ -162,7 +176,8 @@ class Answers:
         return True
 
     def set_aside(self, exercise):
-        """Rename an answer to NAME.old-1.py (or -2, ...), so that nothing a reader wrote is lost."""
+        """Rename an answer to NAME.old-1.py (or -2, ...), so that nothing a reader wrote is
+        lost."""
         number = 1
         while (kept := self.folder / f"{exercise.name}.old-{number}.py").exists():
             number += 1

@@ -1,9 +1,10 @@
 """The process in which answers run: `python child.py ORDERS`, started by `sandbox.py`.
 
 ORDERS is the path of a JSON file: {"kind", "memory_mb", "seconds", "starter", "statement", "tests",
-"answers": [paths], "faults": path}. Every event of `runner.judge` leaves as one JSON line on standard output;
-what the answer itself writes to the file descriptor of standard output goes nowhere. A crash in C, or a case
-that is about to use up its seconds, leaves its traceback in the file "faults".
+"answers": [paths], "faults": path}. Every event of `runner.judge` leaves as one JSON line on
+standard output; what the answer itself writes to the file descriptor of standard output goes
+nowhere. A crash in C, or a case that is about to use up its seconds, leaves its traceback in the
+file "faults".
 """
 
 import faulthandler
@@ -27,7 +28,7 @@ def main(orders_path):
     process = os.getpid()
 
     def send(event):
-        if os.getpid() != process:                   # a copy that the answer forked: one process judges
+        if os.getpid() != process:  # a copy that the answer forked: one process judges
             os._exit(0)
         events.write(json.dumps(event) + "\n")
         events.flush()
@@ -37,7 +38,7 @@ def main(orders_path):
     watch = Watch(faults, orders["seconds"])
     if not _prepare(orders["kind"]):
         _limit_memory(orders["kind"], orders["memory_mb"])
-    sys.path.pop(0)                                  # an answer that says `import runner` gets no judge
+    sys.path.pop(0)  # an answer that says `import runner` gets no judge
     del sys.modules["runner"], sys.modules["catalog"]
     for path in orders["answers"]:
         send({"event": "answer", "answer": path})
@@ -47,19 +48,21 @@ def main(orders_path):
         except SyntaxError as error:
             send({"event": "problem", "sentence": str(error), "trace": [], "printed": ""})
             continue
-        for event in runner.judge(source, path, orders["starter"], orders["statement"], orders["tests"]):
+        for event in runner.judge(source, path, orders["starter"], orders["statement"],
+                                  orders["tests"]):
             if event["event"] == "case":
                 watch.restart()
             send(event)
     send({"event": "end"})
     events.flush()
-    os._exit(0)              # not through the threads and exit handlers that an answer may have left behind
+    os._exit(0)  # not through the threads and exit handlers that an answer may have left behind
 
 
 class Watch:
     """Writes down where the main thread is, shortly before the parent loses patience with a case.
 
-    A thread of Python's own: faulthandler's watchdog reads frames while they change, and can crash on it.
+    A thread of Python's own: faulthandler's watchdog reads frames while they change, and can crash
+    on it.
     """
 
     def __init__(self, file, seconds):
@@ -77,7 +80,8 @@ class Watch:
         self.file.truncate()
         main = sys._current_frames()[threading.main_thread().ident]
         for frame, line in traceback.walk_stack(main):
-            print(f'File "{frame.f_code.co_filename}", line {line} in {frame.f_code.co_name}', file=self.file)
+            print(f'File "{frame.f_code.co_filename}", line {line} in {frame.f_code.co_name}',
+                  file=self.file)
         self.file.flush()
 
 
@@ -91,7 +95,7 @@ def _prepare(kind):
     torch.set_num_threads(1)
     if kind == "triton":
         if not torch.cuda.is_available():
-            os.environ["TRITON_INTERPRET"] = "1"     # must be set before the import
+            os.environ["TRITON_INTERPRET"] = "1"  # must be set before the import
         import triton  # noqa: F401
     return kind == "triton" and os.environ.get("TRITON_INTERPRET") != "1"
 
@@ -107,8 +111,9 @@ def _limit_memory(kind, megabytes):
         return
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if not sys.platform.startswith("linux"):
-        return                                       # macOS accepts the limits and does not enforce them
-    # Address space counts what is merely reserved, and PyTorch reserves much: there, count private data.
+        return  # macOS accepts the limits and does not enforce them
+    # Address space counts what is merely reserved, and PyTorch reserves much: there, count private
+    # data.
     limit = resource.RLIMIT_AS if kind == "python" else resource.RLIMIT_DATA
     hard = resource.getrlimit(limit)[1]
     size = megabytes << 20

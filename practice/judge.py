@@ -54,7 +54,8 @@ class Judge:
             raise Refused(str(error)) from None
 
     def _answer(self, word):
-        """(exercise, file): for a path that file, for a name or a number the one in the folder of answers."""
+        """(exercise, file): for a path that file, for a name or a number the one in the folder of
+        answers."""
         exercise = self._find(word) if word else self._latest()
         path = Path(word or "")
         if path.suffix == ".py" or (path.suffix or path.name != (word or "")) and not path.is_dir():
@@ -81,15 +82,19 @@ class Judge:
 
     def _rows(self):
         progress = self.answers.progress()
-        return [{"number": e.number, "name": e.name, "title": e.title, "kind": e.kind, "difficulty": e.level,
-                 "minutes": e.minutes, "chapter": e.chapter, "state": self._state(e, progress)}
-                for e in self.exercises]
+        return [{
+            "number": e.number, "name": e.name, "title": e.title, "kind": e.kind,
+            "difficulty": e.level, "minutes": e.minutes, "chapter": e.chapter, "state": self._state(
+                e, progress)
+        } for e in self.exercises]
 
     def progress(self):
         rows, following = self._rows(), self._next()
         self.say(report.progress(rows, following and following.name))
-        return 0, {"solved": sum(row["state"] == "solved" for row in rows), "of": len(rows),
-                   "next": following and following.name, "exercises": rows}
+        return 0, {
+            "solved": sum(row["state"] == "solved" for row in rows), "of": len(rows),
+            "next": following and following.name, "exercises": rows
+        }
 
     def list(self):
         rows = self._rows()
@@ -123,11 +128,14 @@ class Judge:
         return int(not result["passed"]), {"exercise": exercise.name, "file": str(path), **result}
 
     def all(self):
-        """Judge every answer that was started; 0 only when every exercise that can run here is solved."""
+        """Judge every answer that was started; 0 only when every exercise that can run here is
+        solved."""
         kinds = {kind: sandbox.why_not(kind) for kind in KINDS}
         started = [e for e in self.exercises if self.answers.exists(e) and not kinds[e.kind]]
+
         def run(exercise):
-            return sandbox.run_answers(exercise, [self.answers.path(exercise).resolve()], self.seconds)[0]
+            return sandbox.run_answers(exercise, [self.answers.path(exercise).resolve()],
+                                       self.seconds)[0]
 
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as threads:
             results = dict(zip((e.name for e in started), threads.map(run, started)))
@@ -141,8 +149,10 @@ class Judge:
                 state = "cannot run here"
             elif result:
                 state = "passes" if result["passed"] else "fails"
-            rows.append({"exercise": exercise.name, "number": exercise.number, "state": state,
-                         **(result or {})})
+            rows.append({
+                "exercise": exercise.name, "number": exercise.number, "state": state,
+                **(result or {})
+            })
         self.say(report.everything(rows))
         done = all(row["state"] in ("passes", "cannot run here") for row in rows)
         return (0 if done else 1), {"passed": done, "results": rows}
@@ -160,7 +170,7 @@ class Judge:
             for exercise, file in watched:
                 try:
                     changed = file.stat().st_mtime_ns
-                except FileNotFoundError:            # not started, or an editor is about to rename a new file
+                except FileNotFoundError:  # not started, or an editor is about to rename a new file
                     continue
                 if changed != times.get(exercise.name):
                     found.append((exercise, file))
@@ -190,17 +200,22 @@ class Judge:
         seen = self.answers.progress()["hints"].get(exercise.name, 0)
         number = min(seen + 1, len(hints)) if number is None else number
         if not 1 <= number <= len(hints):
-            raise Refused(f"{exercise.name} has {len(hints)} hints, number {number} is not among them")
+            raise Refused(
+                f"{exercise.name} has {len(hints)} hints, number {number} is not among them")
         self.answers.record(exercise, hints=number)
         self.say(report.hint(exercise, hints[number - 1], number, len(hints)))
-        data = {"exercise": exercise.name, "number": number, "of": len(hints), "hint": hints[number - 1]}
+        data = {
+            "exercise": exercise.name, "number": number, "of": len(hints), "hint": hints[number - 1]
+        }
         return 0, data
 
     def solution(self, word):
         exercise = self._find(word) if word else self._latest()
         self.say(report.solution(exercise))
-        return 0, {"exercise": exercise.name, "solution": exercise.solution,
-                   "explanation": exercise.explanation}
+        return 0, {
+            "exercise": exercise.name, "solution": exercise.solution,
+            "explanation": exercise.explanation
+        }
 
     def reset(self, word):
         exercise = self._find(word)
@@ -214,8 +229,13 @@ class Judge:
     def doctor(self):
         found = sandbox.machine()
         counts = {kind: sum(e.kind == kind for e in self.exercises) for kind in KINDS}
-        kinds = {kind: {"exercises": counts[kind], "runs": sandbox.why_not(kind) is None,
-                        "why_not": sandbox.why_not(kind)} for kind in KINDS}
+        kinds = {
+            kind: {
+                "exercises": counts[kind], "runs": sandbox.why_not(kind) is None,
+                "why_not": sandbox.why_not(kind)
+            }
+            for kind in KINDS
+        }
         self.say(report.doctor(found, kinds, self.answers.folder))
         return 0, {"machine": found, "kinds": kinds}
 
@@ -232,8 +252,9 @@ class Judge:
         return (1 if bad else 0), {"passed": not bad, "skipped": skipped, "faults": faults}
 
     def export(self, path):
-        if Path(path).suffix != ".json":             # an answer of that name would be overwritten
-            raise Refused(f"an export is a JSON file: {Path(path).with_suffix('.json')}, for example")
+        if Path(path).suffix != ".json":  # an answer of that name would be overwritten
+            raise Refused(
+                f"an export is a JSON file: {Path(path).with_suffix('.json')}, for example")
         try:
             count = portable.export_answers(self.answers, self.exercises, Path(path))
         except SyntaxError as error:
@@ -264,10 +285,14 @@ class Judge:
         if passed != 0:
             raise Refused("a kernel must be right before it is timed")
         try:
-            grade = subprocess.run([sys.executable, str(HERE / "perf.py"), exercise.name, str(path.resolve())],
-                                   capture_output=True, encoding="utf-8", errors="replace", timeout=900)
+            grade = subprocess.run(
+                [sys.executable,
+                 str(HERE / "perf.py"), exercise.name,
+                 str(path.resolve())], capture_output=True, encoding="utf-8", errors="replace",
+                timeout=900)
         except subprocess.TimeoutExpired:
-            raise Refused("no end after 15 minutes of measuring: the kernel is far too slow") from None
+            raise Refused(
+                "no end after 15 minutes of measuring: the kernel is far too slow") from None
         if grade.returncode != 0:
             raise Refused((grade.stderr.strip().splitlines() or ["the measurement failed"])[-1])
         data = json.loads(grade.stdout.splitlines()[-1])
@@ -284,7 +309,8 @@ def faults_of(exercise):
         faults.append(f"has {len(exercise.wrong)} wrong answers, not 3 or more")
     if not runner.examples(exercise.statement):
         faults.append("has a statement without an example that can be run")
-    if exercise.kind not in KINDS or exercise.difficulty not in (1, 2, 3) or not 5 <= exercise.minutes <= 40:
+    if exercise.kind not in KINDS or exercise.difficulty not in (
+            1, 2, 3) or not 5 <= exercise.minutes <= 40:
         faults.append("has a meta.json out of bounds")
     files = [exercise.folder / "solution.py", exercise.folder / "starter.py", *exercise.wrong]
     solution, *others = sandbox.run_answers(exercise, files)
@@ -299,10 +325,11 @@ def faults_of(exercise):
 
 
 def main(arguments=None):
-    if hasattr(sys.stdout, "reconfigure"):           # a redirected stream on Windows cannot print ✓ otherwise
+    if hasattr(sys.stdout,
+               "reconfigure"):  # a redirected stream on Windows cannot print ✓ otherwise
         sys.stdout.reconfigure(encoding="utf-8", errors="replace")
     if os.name == "nt":
-        os.system("")                                # switches the colours of a Windows console on
+        os.system("")  # switches the colours of a Windows console on
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     as_json = "--json" in arguments
     try:
@@ -324,7 +351,7 @@ def main(arguments=None):
         else:
             status, data = getattr(judge, options.command)(word)
     except BrokenPipeError:
-        raise                                        # whoever read what is printed has gone
+        raise  # whoever read what is printed has gone
     except (Refused, OSError, KeyboardInterrupt) as error:
         text = str(error) or "interrupted"
         if isinstance(error, OSError) and error.filename:
@@ -341,8 +368,9 @@ if __name__ == "__main__":
     try:
         outcome = main()
         sys.stdout.flush()
-    except BrokenPipeError:                          # `| head` has seen enough
+    except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         outcome = 1
-    if not hasattr(builtins, "get_ipython"):         # under %run, SystemExit would print a warning each time
+    if not hasattr(builtins,
+                   "get_ipython"):  # under %run, SystemExit would print a warning each time
         sys.exit(outcome)

@@ -25,8 +25,9 @@ def seconds(text):
         number = float(text)
     except ValueError:
         number = 0.0
-    if not 0 < number <= 3600:                       # NaN is not either
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, above 0 and up to 3600")
+    if not 0 < number <= 3600:  # NaN is not either
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number of seconds, above 0 and up to 3600")
     return number
 
 
@@ -36,7 +37,8 @@ def parse(arguments, about):
     common.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     common.add_argument("--answers", default=str(ANSWERS), metavar="FOLDER",
                         help="where your answers live (default: practice/answers)")
-    common.add_argument("--seconds", type=seconds, help="time limit of a case, instead of the default")
+    common.add_argument("--seconds", type=seconds,
+                        help="time limit of a case, instead of the default")
     options, rest = common.parse_known_args(arguments)
 
     parser = Parser(prog="judge.py", description=about, parents=[common], allow_abbrev=False,
@@ -53,8 +55,9 @@ def parse(arguments, about):
     commands.choices["grade"].add_argument("file", nargs="?")
     commands.add_parser("export").add_argument("file")
     commands.add_parser("import").add_argument("file")
-    commands.choices["import"].add_argument("--replace", action="store_true",
-                                            help="put imported answers in the place of different ones")
+    commands.choices["import"].add_argument(
+        "--replace", action="store_true",
+        help="put imported answers in the place of different ones")
     exercises = load_exercises()
     if not rest:
         rest = ["progress"]

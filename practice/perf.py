@@ -1,14 +1,15 @@
 """How fast a kernel is, on a GPU: `python practice/perf.py NAME FILE`, called by `judge.py grade`.
 
-The score is the share of the card's copy bandwidth that the kernel reaches: the bytes that must move, each
-counted once, over the time, over what a device-to-device copy reaches on the same card in the same run. Times
-are medians of CUDA events, after a warm-up, over inputs that are rotated so that the L2 cache does not serve
-them, and over caches full of random numbers.
+The score is the share of the card's copy bandwidth that the kernel reaches: the bytes that must
+move, each counted once, over the time, over what a device-to-device copy reaches on the same card
+in the same run. Times are medians of CUDA events, after a warm-up, over inputs that are rotated so
+that the L2 cache does not serve them, and over caches full of random numbers.
 
-A kernel is not graded when the answer lets a library do the work (it may allocate and fill tensors, and
-launch its own kernels, nothing else), when its result depends on an earlier call, or when it is wrong. All
-inputs are filled anew before each round of timed calls, and each timed result is checked after it. At every
-shape, calls under watch come between the rounds at random, so that no count of calls tells which are timed.
+A kernel is not graded when the answer lets a library do the work (it may allocate and fill tensors,
+and launch its own kernels, nothing else), when its result depends on an earlier call, or when it is
+wrong. All inputs are filled anew before each round of timed calls, and each timed result is checked
+after it. At every shape, calls under watch come between the rounds at random, so that no count of
+calls tells which are timed.
 """
 
 import ast
@@ -29,9 +30,9 @@ if str(ROOT) not in sys.path:
 HEADS, KV_HEADS, HEAD_DIM, PAGE = 16, 8, 128, 16
 # (batch, context) for the decode kernel, tokens for the store kernel.
 SHAPES = {"triton_decode": ((16, 4096), (64, 4096), (256, 1024)), "triton_store": (16384, 65536)}
-REPETITIONS, WARM_UP, ROTATED = 30, 5, 3             # repetitions in rounds, one call an input
+REPETITIONS, WARM_UP, ROTATED = 30, 5, 3  # repetitions in rounds, one call an input
 LADDER = ((0.25, "★"), (0.5, "★★"), (0.7, "★★★"), (0.85, "★★★★"))
-AS_GOOD = 0.98              # of the book's own kernel: five stars
+AS_GOOD = 0.98  # of the book's own kernel: five stars
 # What an answer may ask of PyTorch besides launching kernels: memory, its shape, and filling it.
 ALLOWED_OPERATIONS = set(
     "empty empty_like empty_strided new_empty zeros zeros_like new_zeros full full_like ones fill_ zero_ "
@@ -68,11 +69,13 @@ def mark(score, our_score):
     return next((stars for least, stars in reversed(LADDER) if score >= least), "no star yet")
 
 
-# ------------------------------------------------------------------------------------- what is not allowed
+# ------------------------------------------------------------------------------------- what is not
+# allowed
 
 
 def foreign_imports(source):
-    """What an answer imports or names and may not, such as a way round imports: a sentence, or None."""
+    """What an answer imports or names and may not, such as a way round imports: a sentence, or
+    None."""
     for node in ast.walk(ast.parse(source)):
         names = []
         if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -102,7 +105,7 @@ def own_kernels(module):
     for value in vars(module).values():
         kernel = value
         while type(kernel).__module__.startswith("triton.") and hasattr(kernel, "fn"):
-            kernel = kernel.fn                       # of a kernel, or of what tunes one
+            kernel = kernel.fn  # of a kernel, or of what tunes one
         if kernel is not value and kernel.__code__.co_filename == module.__file__:
             names.add(kernel.__name__)
     return names
@@ -124,6 +127,7 @@ def foreign_operations(call):
         return frame.f_code.co_filename.startswith(homes[1])
 
     class Watch(TorchDispatchMode):
+
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             name = function.overloadpacket.__name__
             if name not in ALLOWED_OPERATIONS and not by_triton():
@@ -138,9 +142,12 @@ def foreign_operations(call):
 
 
 def foreign_kernels(names, own):
-    """Of the GPU kernels that ran, one that is neither the answer's own nor a fill; a sentence, or None."""
-    foreign = [name for name in names
-               if name not in own and not any(part in name for part in ALLOWED_KERNELS)]
+    """Of the GPU kernels that ran, one that is neither the answer's own nor a fill; a sentence, or
+    None."""
+    foreign = [
+        name for name in names
+        if name not in own and not any(part in name for part in ALLOWED_KERNELS)
+    ]
     if foreign:
         return f"a kernel ran that is not in the answer: {foreign[0][:80]}"
     if not any(name in own for name in names):
@@ -151,7 +158,8 @@ def foreign_kernels(names, own):
 def remembers(task):
     """Whether the result follows inputs that are changed in place, as a sentence if not, or None.
 
-    The second inputs are other numbers in the very same tensors: whatever an answer keeps from the first
+    The second inputs are other numbers in the very same tensors: whatever an answer keeps from the
+        first
     call, by address, by shape or by object, is now wrong.
     """
     task.fill(1)
@@ -162,13 +170,16 @@ def remembers(task):
     return None
 
 
-# ------------------------------------------------------------------------------------------------- tasks
+# -------------------------------------------------------------------------------------------------
+# tasks
 
 
 class DecodeTask:
-    """Decode attention over `batch` contexts of `context` tokens, blocks of PAGE tokens in random order."""
+    """Decode attention over `batch` contexts of `context` tokens, blocks of PAGE tokens in random
+    order."""
 
-    def __init__(self, function, batch, context, device="cuda", heads=(HEADS, KV_HEADS), head_dim=HEAD_DIM):
+    def __init__(self, function, batch, context, device="cuda", heads=(HEADS, KV_HEADS),
+                 head_dim=HEAD_DIM):
         import torch
 
         self.function, self.batch, self.context = function, batch, context
@@ -195,7 +206,8 @@ class DecodeTask:
         self.tables.copy_(order.view_as(self.tables))
 
     def run(self):
-        return self.function(self.q, self.k_cache, self.v_cache, self.tables, self.seq_lens, self.scale)
+        return self.function(self.q, self.k_cache, self.v_cache, self.tables, self.seq_lens,
+                             self.scale)
 
     def right(self, out):
         """Against SDPA over gathered K and V, for the first, the middle and the last request."""
@@ -204,9 +216,9 @@ class DecodeTask:
         for i in {0, self.batch // 2, self.batch - 1}:
             k, v = (cache[self.tables[i].long()].flatten(0, 1).transpose(0, 1).float()
                     for cache in (self.k_cache, self.v_cache))
-            expected = scaled_dot_product_attention(self.q[i, :, None].float(), k, v, scale=self.scale,
-                                                    enable_gqa=True)[:, 0]
-            if not (out[i].float() - expected).abs().max() < 2e-2:        # bf16; NaN is not less either
+            expected = scaled_dot_product_attention(self.q[i, :, None].float(), k, v,
+                                                    scale=self.scale, enable_gqa=True)[:, 0]
+            if not (out[i].float() - expected).abs().max() < 2e-2:  # bf16; NaN is not less either
                 return False
         return True
 
@@ -226,7 +238,7 @@ class StoreTask:
         self.v_cache = torch.empty_like(self.k_cache)
         self.slots = torch.empty(tokens, dtype=torch.int32, device=device)
         self.name = f"{tokens:,} tokens, page {PAGE}"
-        self.bytes = 4 * self.k.numel() * self.k.element_size()          # read and written, K and V
+        self.bytes = 4 * self.k.numel() * self.k.element_size()  # read and written, K and V
         self.fill(0)
 
     def fill(self, seed):
@@ -246,8 +258,9 @@ class StoreTask:
         import torch
 
         slots = self.slots.long()
-        return all(torch.equal(cache.flatten(0, 1)[slots], new)
-                   for cache, new in zip(caches, (self.k, self.v)))
+        return all(
+            torch.equal(cache.flatten(0, 1)[slots], new)
+            for cache, new in zip(caches, (self.k, self.v)))
 
 
 TASKS = {"triton_decode": ("paged_decode", DecodeTask), "triton_store": ("store", StoreTask)}
@@ -256,32 +269,36 @@ TASKS = {"triton_decode": ("paged_decode", DecodeTask), "triton_store": ("store"
 def our_function(name):
     """The book's own kernel, with the signature of the exercise."""
     if name == "triton_store":
-        from paged.attention.triton_store import store
+        from paged.kernels.store import store
         return store
     import torch
 
     from paged.attention import triton_backend
 
-    starts = {}                                      # query_start_loc by batch size: an engine has it at hand
+    starts = {}  # query_start_loc by batch size: an engine has it at hand
 
     def paged_decode(q, k_cache, v_cache, block_tables, seq_lens, scale):
         if len(q) not in starts:
             starts[len(q)] = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device)
-        return triton_backend.run(q, k_cache, v_cache, block_tables, seq_lens, starts[len(q)], scale,
-                                  max_query_len=1)
+        return triton_backend.run(q, k_cache, v_cache, block_tables, seq_lens, starts[len(q)],
+                                  scale, max_query_len=1)
+
     return paged_decode
 
 
-# ------------------------------------------------------------------------------------------- measurement
+# -------------------------------------------------------------------------------------------
+# measurement
 
 
 def microseconds(call, inputs):
-    """Times of `call(input)`, one an input, none of them waited for by the next; in µs, and the results."""
+    """Times of `call(input)`, one an input, none of them waited for by the next; in µs, and the
+    results."""
     import torch
 
     torch.cuda.synchronize()
-    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in inputs]
-    torch.cuda._sleep(20_000_000)                    # so that the CPU is ahead, and no launch is waited for
+    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+              for _ in inputs]
+    torch.cuda._sleep(20_000_000)  # so that the CPU is ahead, and no launch is waited for
     results = []
     for (start, end), one in zip(events, inputs):
         start.record()
@@ -306,13 +323,14 @@ def measure(tasks, own=None):
 
     `own`: names of the kernels that it may run, None for any.
     """
-    for i in range(WARM_UP):                         # compiles, and tunes if the kernel asks for that
+    for i in range(WARM_UP):  # compiles, and tunes if the kernel asks for that
         tasks[i % len(tasks)].run()
     samples = []
 
     def watched():
         task = random.choice(tasks)
-        return foreign_operations(task.run) or foreign_kernels(kernels_of(task.run), own) or remembers(task)
+        return foreign_operations(task.run) or foreign_kernels(kernels_of(task.run),
+                                                               own) or remembers(task)
 
     while len(samples) < REPETITIONS:
         for i, task in enumerate(tasks):
@@ -334,8 +352,10 @@ def kernels_of(call):
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiler:
         call()
         torch.cuda.synchronize()
-    return [event.name for event in profiler.events()
-            if event.device_type == torch.autograd.DeviceType.CUDA]
+    return [
+        event.name for event in profiler.events()
+        if event.device_type == torch.autograd.DeviceType.CUDA
+    ]
 
 
 def load(path):
@@ -351,9 +371,12 @@ def grade(name, path):
     import torch
     import triton
 
-    result = {"exercise": name, "card": torch.cuda.get_device_name(), "torch": torch.__version__,
-              "triton": triton.__version__, "refused": foreign_imports(Path(path).read_bytes()), "shapes": []}
-    if result["refused"]:                            # before anything of the answer runs
+    result = {
+        "exercise": name, "card": torch.cuda.get_device_name(),
+        "torch": torch.__version__, "triton": triton.__version__, "refused": foreign_imports(
+            Path(path).read_bytes()), "shapes": []
+    }
+    if result["refused"]:  # before anything of the answer runs
         return result
     module, (function, task_of) = load(path), TASKS[name]
     answer, ours = getattr(module, function), our_function(name)
@@ -370,8 +393,10 @@ def grade(name, path):
                 result["refused"] = f"at {row['shape']}, {result['refused']}"
                 return result
             median = statistics.median(samples)
-            row |= {f"{prefix}samples_us": samples, f"{prefix}us": median,
-                    f"{prefix}share": row["bytes"] / median / 1000 / result["copy_gb_s"]}
+            row |= {
+                f"{prefix}samples_us": samples, f"{prefix}us": median,
+                f"{prefix}share": row["bytes"] / median / 1000 / result["copy_gb_s"]
+            }
         result["shapes"].append(row)
     for prefix in ("", "our_"):
         shares = [row[f"{prefix}share"] for row in result["shapes"]]
@@ -381,7 +406,7 @@ def grade(name, path):
 
 
 if __name__ == "__main__":
-    with contextlib.redirect_stdout(sys.stderr):     # what the answer prints is no part of the result
+    with contextlib.redirect_stdout(sys.stderr):  # what the answer prints is no part of the result
         graded = grade(*sys.argv[1:3])
     print(json.dumps(graded), flush=True)
-    os._exit(0)                                      # not through what the answer may have left behind
+    os._exit(0)  # not through what the answer may have left behind

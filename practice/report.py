@@ -27,13 +27,15 @@ def shorten(path):
 
 
 def visible(value):
-    """The strings of a report, with control characters spelt out: an answer must not steer the terminal."""
+    """The strings of a report, with control characters spelt out: an answer must not steer the
+    terminal."""
     if isinstance(value, dict):
         return {key: visible(one) for key, one in value.items()}
     if isinstance(value, list):
         return [visible(one) for one in value]
     if isinstance(value, str):
-        return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda match: f"\\x{ord(match[0]):02x}", value)
+        return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda match: f"\\x{ord(match[0]):02x}",
+                      value)
     return value
 
 
@@ -41,7 +43,8 @@ def _indent(text, by=4):
     return textwrap.indent(str(text), " " * by)
 
 
-# ------------------------------------------------------------------------------------ lists and progress
+# ------------------------------------------------------------------------------------ lists and
+# progress
 
 
 def progress(rows, following):
@@ -54,9 +57,11 @@ def progress(rows, following):
         return "\n".join(lines + ["Everything is solved."])
     row = next(row for row in rows if row["name"] == following)
     begun = row["state"] == "started"
-    lines += [f"{'Go on with' if begun else 'Next'}: {row['number']}. {paint(row['title'], 'bold')} "
-              f"({row['difficulty']}, {row['minutes']} minutes)", "",
-              f"    {COMMAND} {'run' if begun else 'start'} {following}"]
+    lines += [
+        f"{'Go on with' if begun else 'Next'}: {row['number']}. {paint(row['title'], 'bold')} "
+        f"({row['difficulty']}, {row['minutes']} minutes)", "",
+        f"    {COMMAND} {'run' if begun else 'start'} {following}"
+    ]
     if begun:
         lines.append(f"    {COMMAND} hint {following}")
     lines += ["", f"All exercises: {COMMAND} list. Everything else: {COMMAND} --help"]
@@ -70,8 +75,9 @@ def table(rows):
             chapter = row["chapter"]
             lines += [""] * bool(lines) + [paint(chapter, "bold")]
         mark, colour = MARKS[row["state"]]
-        lines.append(f"  {paint(mark, colour)} {row['number']:2} {row['name']:<17} {row['title']:<47} "
-                     + paint(f"{row['kind']:<6} {row['difficulty']:<6} {row['minutes']:2} min", "dim"))
+        lines.append(
+            f"  {paint(mark, colour)} {row['number']:2} {row['name']:<17} {row['title']:<47} "
+            + paint(f"{row['kind']:<6} {row['difficulty']:<6} {row['minutes']:2} min", "dim"))
     return "\n".join(lines)
 
 
@@ -80,12 +86,14 @@ def everything(rows):
     for row in rows:
         colour = {"passes": "green", "fails": "red"}.get(row["state"], "dim")
         failure = f": {first_failure(row)}" if row["state"] == "fails" else ""
-        lines.append(f"{row['number']:3} {row['exercise']:<17} {paint(row['state'], colour)}{failure}")
+        lines.append(
+            f"{row['number']:3} {row['exercise']:<17} {paint(row['state'], colour)}{failure}")
     passing = sum(row["state"] == "passes" for row in rows)
     return "\n".join([*lines, "", f"{passing} of {len(rows)} pass."])
 
 
-# --------------------------------------------------------------------------------------- one exercise
+# --------------------------------------------------------------------------------------- one
+# exercise
 
 
 def statement(exercise, path, new):
@@ -95,13 +103,17 @@ def statement(exercise, path, new):
         text = re.sub(r"`([^`\n]+)`", lambda m: paint(m[1], "blue"), text)
     about = f"{exercise.number}. {exercise.title}"
     facts = f"{exercise.level}, {exercise.minutes} minutes, for the chapter “{exercise.chapter}”"
-    where = f"Write your answer in {shorten(path)}" + ("." if new else " (it is there already, and kept).")
-    return "\n".join([paint(about, "bold"), paint(facts, "dim"), "", text, "", where,
-                      f"Then: {COMMAND} run {exercise.name}"])
+    where = f"Write your answer in {shorten(path)}" + ("." if new else
+                                                       " (it is there already, and kept).")
+    return "\n".join([
+        paint(about, "bold"),
+        paint(facts, "dim"), "", text, "", where, f"Then: {COMMAND} run {exercise.name}"
+    ])
 
 
 def flow(text):
-    """Wrap the paragraphs of a text to the terminal; leave code, pictures and the marks of lists alone."""
+    """Wrap the paragraphs of a text to the terminal; leave code, pictures and the marks of lists
+    alone."""
     width = min(shutil.get_terminal_size((100, 24)).columns, 100)
     blocks = []
     for part in re.split(r"(^```.*?^```$)", text, flags=re.M | re.S):
@@ -110,15 +122,17 @@ def flow(text):
             continue
         for block in part.strip().split("\n\n"):
             items = re.split(r"\n(?=- )", block)
-            blocks.append("\n".join(textwrap.fill(" ".join(item.split()), width, break_long_words=False,
-                                                  break_on_hyphens=False,
-                                                  subsequent_indent="  " if item.startswith("- ") else "")
-                                    for item in items))
+            blocks.append("\n".join(
+                textwrap.fill(" ".join(
+                    item.split()), width, break_long_words=False, break_on_hyphens=False,
+                              subsequent_indent="  " if item.startswith("- ") else "")
+                for item in items))
     return "\n\n".join(block for block in blocks if block)
 
 
 def rule(exercise):
-    return paint(f"── {exercise.number}. {exercise.title} " + "─" * max(3, 60 - len(exercise.title)), "dim")
+    return paint(
+        f"── {exercise.number}. {exercise.title} " + "─" * max(3, 60 - len(exercise.title)), "dim")
 
 
 def result(exercise, path, outcome):
@@ -136,8 +150,10 @@ def result(exercise, path, outcome):
     if failed:
         lines += ["", *_failure(path, failed[0])]
         count = len(outcome["cases"])
-        lines += ["", f"{count - len(failed)} of {count} cases pass. "
-                      f"One more hint: {COMMAND} hint {exercise.name}"]
+        lines += [
+            "", f"{count - len(failed)} of {count} cases pass. "
+            f"One more hint: {COMMAND} hint {exercise.name}"
+        ]
     return "\n".join(lines)
 
 
@@ -202,18 +218,24 @@ def hint(exercise, text, number, of):
 
 
 def solution(exercise):
-    return "\n\n".join([paint(exercise.title, "bold"), _indent(exercise.solution.strip()),
-                        flow(exercise.explanation)])
+    return "\n\n".join([
+        paint(exercise.title, "bold"),
+        _indent(exercise.solution.strip()),
+        flow(exercise.explanation)
+    ])
 
 
-# --------------------------------------------------------------------------------- machine, maintenance
+# --------------------------------------------------------------------------------- machine,
+# maintenance
 
 
 def doctor(found, kinds, folder):
     gpu = found["gpu"] or "no GPU: Triton kernels run in the interpreter"
-    lines = [f"Python {found['python']} on {found['system']}", f"PyTorch {found['torch'] or 'not installed'}",
-             f"Triton {found['triton'] or 'not installed'}", gpu,
-             f"Answers in {shorten(folder)}", ""]
+    lines = [
+        f"Python {found['python']} on {found['system']}",
+        f"PyTorch {found['torch'] or 'not installed'}",
+        f"Triton {found['triton'] or 'not installed'}", gpu, f"Answers in {shorten(folder)}", ""
+    ]
     for kind, state in kinds.items():
         mark = paint("✓", "green") if state["runs"] else paint("✗", "red")
         lines.append(f"  {mark} {kind:<7} {state['exercises']:2} exercises"
@@ -227,14 +249,18 @@ def check(faults, skipped, seconds):
         lines.append(f"  {paint('✗', 'red') if sentences else paint('✓', 'green')} {name}")
         lines += [f"      {sentence}" for sentence in sentences]
     bad = sum(bool(sentences) for sentences in faults.values())
-    lines += ["", f"{len(faults)} exercises, {bad} with faults, {skipped} cannot run here ({seconds:.0f} s)"]
+    lines += [
+        "",
+        f"{len(faults)} exercises, {bad} with faults, {skipped} cannot run here ({seconds:.0f} s)"
+    ]
     return "\n".join(lines)
 
 
 def imported(done):
     lines = [f"{len(done['written'])} answers imported, {len(done['same'])} were the same already."]
     for name in done["different"]:
-        lines.append(f"  {name}: yours is different and was kept (--replace takes the imported one)")
+        lines.append(
+            f"  {name}: yours is different and was kept (--replace takes the imported one)")
     for name in done["unknown"]:
         lines.append(f"  {name}: no exercise has this name, left out")
     return "\n".join(lines)
@@ -248,6 +274,8 @@ def grade(data):
     for row in data["shapes"]:
         lines.append(f"  {row['shape']:<34} {row['us']:9.1f} µs  {row['share']:6.2f} of copy   "
                      + paint(f"ours {row['our_share']:.2f}", "dim"))
-    lines += ["", f"Score {data['score']:.2f} of copy bandwidth, ours {data['our_score']:.2f}: "
-              + paint(data["mark"], "bold")]
+    lines += [
+        "", f"Score {data['score']:.2f} of copy bandwidth, ours {data['our_score']:.2f}: "
+        + paint(data["mark"], "bold")
+    ]
     return "\n".join(lines)

@@ -1,10 +1,11 @@
-"""Judges an answer: runs the cases of an exercise against it and says where the first difference is.
+"""Judges an answer: runs the cases of an exercise against it and says where the first difference
+is.
 
-This one file serves the terminal (inside the child process of `child.py`) and the page (inside a Pyodide
-worker). It therefore uses the standard library alone, starts nothing, and reads no file.
+This one file serves the terminal (inside the child process of `child.py`) and the page (inside a
+Pyodide worker). It therefore uses the standard library alone, starts nothing, and reads no file.
 
-A case is a script that a reader could paste into Python. A comment at the end of a statement says what
-the statement must give:
+A case is a script that a reader could paste into Python. A comment at the end of a statement says
+what the statement must give:
 
     pool = BlockPool(4)
     pool.allocate(3)        # → [0, 1, 2]         equal, and of the same type
@@ -28,23 +29,25 @@ import tokenize
 import types
 from dataclasses import dataclass
 
-MODULE = "answer"           # the name under which an answer is imported
-PRINT_LIMIT = 4_000         # characters of printed output kept for a case
-REPR_LIMIT = 300            # characters of a value shown in a message
+MODULE = "answer"  # the name under which an answer is imported
+PRINT_LIMIT = 4_000  # characters of printed output kept for a case
+REPR_LIMIT = 300  # characters of a value shown in a message
 MARK = re.compile(r"#\s*(→|≈|raises)\s+(.*)")
 EXAMPLE = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
 
 
 @dataclass
 class Step:
-    """One statement of a case: its source, and what it must give ("→", "≈", "raises", or "" for nothing)."""
+    """One statement of a case: its source, and what it must give ("→", "≈", "raises", or "" for
+    nothing)."""
 
     source: str
     mark: str
     expected: str
 
 
-# ---------------------------------------------------------------------------------------------- scripts
+# ----------------------------------------------------------------------------------------------
+# scripts
 
 
 def read_script(script):
@@ -69,19 +72,24 @@ def read_script(script):
 
 
 def examples(statement):
-    """The ```python blocks of a statement that say what their calls give, as (name, script) pairs."""
+    """The ```python blocks of a statement that say what their calls give, as (name, script)
+    pairs."""
     blocks = [block for block in EXAMPLE.findall(statement) if MARK.search(block)]
     return [(f"example {number} of the statement", block) for number, block in enumerate(blocks, 1)]
 
 
 def asked_names(starter):
-    """What a starter defines and an answer must define too: public classes and functions, not kernels."""
-    return [node.name for node in ast.parse(starter).body if not getattr(node, "name", "_").startswith("_")
-            and (isinstance(node, ast.ClassDef)
-                 or isinstance(node, ast.FunctionDef) and not node.decorator_list)]
+    """What a starter defines and an answer must define too: public classes and functions, not
+    kernels."""
+    return [
+        node.name for node in ast.parse(starter).body
+        if not getattr(node, "name", "_").startswith("_") and (isinstance(
+            node, ast.ClassDef) or isinstance(node, ast.FunctionDef) and not node.decorator_list)
+    ]
 
 
-# ------------------------------------------------------------------------------------------- comparison
+# -------------------------------------------------------------------------------------------
+# comparison
 
 
 def show(value, limit=REPR_LIMIT):
@@ -96,7 +104,8 @@ def show(value, limit=REPR_LIMIT):
 def difference(got, expected, digits=None, where=""):
     """None when `got` is what was expected, else a sentence on the first difference.
 
-    Types count: True is not 1, a tuple is not a list, 3.0 is not 3. Floats may differ by rounding; with
+    Types count: True is not 1, a tuple is not a list, 3.0 is not 3. Floats may differ by rounding;
+        with
     `digits`, by half a unit of that decimal. Tensors are compared within 1e-5.
     """
     place = f"at {where}: " if where else ""
@@ -108,7 +117,7 @@ def difference(got, expected, digits=None, where=""):
         elif digits is None:
             same = math.isclose(got, expected, rel_tol=1e-9, abs_tol=1e-12)
         else:
-            same = abs(got - expected) <= 0.5 * 10.0 ** -digits * (1 + 1e-9)
+            same = abs(got - expected) <= 0.5 * 10.0**-digits * (1 + 1e-9)
         return None if same else f"{place}expected {show(expected, 60)}, got {show(got, 60)}"
     if type(got) is not type(expected):
         return (f"{place}expected {_a(expected)} {show(expected, 60)}, "
@@ -159,11 +168,13 @@ def _tensor_difference(got, expected, place):
             f"expected {other[tuple(index)].item():.6g}, got {one[tuple(index)].item():.6g}")
 
 
-# ---------------------------------------------------------------------------------------------- judging
+# ----------------------------------------------------------------------------------------------
+# judging
 
 
 class Printed(io.TextIOBase):
-    """Takes what an answer prints and keeps the beginning: an endless loop of prints must not fill memory."""
+    """Takes what an answer prints and keeps the beginning: an endless loop of prints must not fill
+    memory."""
 
     def __init__(self):
         self.text = ""
@@ -180,7 +191,8 @@ class Printed(io.TextIOBase):
 
 
 def judge(answer, filename, starter, statement, tests):
-    """Run every case and yield what happens, as plain dictionaries (one JSON line each in the terminal):
+    """Run every case and yield what happens, as plain dictionaries (one JSON line each in the
+    terminal):
 
         {"event": "problem", "sentence", "trace", "printed"}     the answer cannot be run; nothing follows
         {"event": "case", "case"}                                a case begins
@@ -189,20 +201,24 @@ def judge(answer, filename, starter, statement, tests):
     """
     module = types.ModuleType(MODULE)
     module.__file__ = filename
-    sys.modules[MODULE] = module                     # dataclasses look their module up by name
+    sys.modules[MODULE] = module  # dataclasses look their module up by name
     linecache.cache[filename] = (len(answer), None, answer.splitlines(keepends=True), filename)
     printed = Printed()
     try:
         with _captured(printed):
             exec(compile(answer, filename, "exec", dont_inherit=True), module.__dict__)
     except BaseException as error:
-        yield {"event": "problem", "sentence": _sentence(error, filename), "trace": _trace(error, filename),
-               "printed": printed.text}
+        yield {
+            "event": "problem", "sentence": _sentence(error, filename), "trace": _trace(
+                error, filename), "printed": printed.text
+        }
         return
     missing = [name for name in asked_names(starter) if not hasattr(module, name)]
     if missing:
-        yield {"event": "problem", "trace": [], "printed": printed.text,
-               "sentence": f"the answer does not define {' or '.join(missing)}, which the cases call"}
+        yield {
+            "event": "problem", "trace": [], "printed": printed.text,
+            "sentence": f"the answer does not define {' or '.join(missing)}, which the cases call"
+        }
         return
 
     helpers = {"__name__": "tests"}
@@ -210,14 +226,16 @@ def judge(answer, filename, starter, statement, tests):
     random.seed(0)
     for name, script in [*examples(statement), *helpers["cases"]()]:
         yield {"event": "case", "case": name}
-        # What the answer defines can be called; a helper of the tests wins over a name that clashes with it.
+        # What the answer defines can be called; a helper of the tests wins over a name that clashes
+        # with it.
         yield from _run_case(name, script, {**module.__dict__, **helpers}, filename)
 
 
 def _run_case(name, script, space, filename):
     """Run one case to its first failure.
 
-    The result says: before (the statements that ran), call, expected, got, note (the first difference),
+    The result says: before (the statements that ran), call, expected, got, note (the first
+        difference),
     error (a sentence, when an exception came), trace (the learner's frames), printed.
     """
     result = {"event": "result", "case": name, "passed": True, "before": [], "printed": ""}
@@ -250,7 +268,8 @@ def _run_step(step, space):
     if not step.mark:
         exec(compile(step.source, "case", "exec"), space)
         return None
-    expected = eval(f"({step.expected}\n)", space)   # before the call, which might change its arguments
+    expected = eval(f"({step.expected}\n)",
+                    space)  # before the call, which might change its arguments
     got = eval(step.source, space)
     digits = None
     if step.mark == "≈":
@@ -274,7 +293,8 @@ def _sentence(error, filename):
         text = str(error)
     except Exception:
         text = "its text cannot be shown: its __str__ raises"
-    text = text if len(text) <= PRINT_LIMIT else f"{text[:PRINT_LIMIT]} ... ({len(text):,} characters)"
+    text = text if len(
+        text) <= PRINT_LIMIT else f"{text[:PRINT_LIMIT]} ... ({len(text):,} characters)"
     if isinstance(error, NotImplementedError):
         return "not written yet" + (f": {text}" if text else "")
     if isinstance(error, SyntaxError) and error.filename == filename:
@@ -292,19 +312,22 @@ def _sentence(error, filename):
     if isinstance(error, EOFError):
         return "the answer waits for input, and there is nobody to type it (EOFError)"
     if isinstance(error, AssertionError) and not _trace(error, filename):
-        return text                                  # a check written in tests.py
+        return text  # a check written in tests.py
     if isinstance(error, Exception) and not _trace(error, filename):
         return f"what the answer gave could not be used: {name}: {text}"
     return f"{name}: {text}" if text else name
 
 
 def _trace(error, filename):
-    """The frames of a traceback that are in the answer, innermost last, the middle of a long one left out."""
+    """The frames of a traceback that are in the answer, innermost last, the middle of a long one
+    left out."""
     frames, tb = [], error.__traceback__
     while tb is not None:
         code = tb.tb_frame.f_code
         if code.co_filename == filename:
-            frames.append({"line": tb.tb_lineno, "function": code.co_name,
-                           "source": linecache.getline(filename, tb.tb_lineno).strip()[:REPR_LIMIT]})
+            frames.append({
+                "line": tb.tb_lineno, "function": code.co_name, "source": linecache.getline(
+                    filename, tb.tb_lineno).strip()[:REPR_LIMIT]
+            })
         tb = tb.tb_next
     return frames if len(frames) <= 6 else frames[:2] + frames[-2:]

@@ -2,7 +2,8 @@
 
 A report is what the terminal prints, what --json prints, and what the tests look at:
 
-    {"passed", "problem": {"sentence", "trace", "printed"} or None, "cases": [results of runner.judge],
+    {"passed", "problem": {"sentence", "trace", "printed"} or None, "cases": [results of
+    runner.judge],
      "seconds"}
 """
 
@@ -24,17 +25,19 @@ from importlib.util import find_spec
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-# Seconds a case, seconds until the first case (the import of PyTorch is slow on a cold disk), megabytes.
+# Seconds a case, seconds until the first case (the import of PyTorch is slow on a cold disk),
+# megabytes.
 LIMITS = {"python": (5, 20, 512), "torch": (20, 120, 6144), "triton": (60, 180, 8192)}
 
 
 def run_answers(exercise, answers, seconds=None, on_event=None):
     """Judge the answer files one after the other in one child process; a report for each, in order.
 
-    `seconds` replaces the time limit of a case. `on_event` is called with every event as it arrives.
+    `seconds` replaces the time limit of a case. `on_event` is called with every event as it
+    arrives.
     """
     reports = []
-    while len(reports) < len(answers):               # an answer that ends the process ends it for itself only
+    while len(reports) < len(answers):  # an answer that ends the process ends it for itself only
         reports += _run_child(exercise, answers[len(reports):], seconds, on_event)
     return reports
 
@@ -44,16 +47,21 @@ def _run_child(exercise, answers, seconds, on_event):
     per_case = seconds or per_case
     with tempfile.TemporaryDirectory(prefix="practice-", ignore_cleanup_errors=True) as folder:
         orders, faults = Path(folder, "orders.json"), Path(folder, "faults.txt")
-        orders.write_text(json.dumps({
-            "kind": exercise.kind, "memory_mb": memory_mb, "seconds": per_case,
-            "starter": exercise.starter, "statement": exercise.statement, "tests": exercise.tests,
-            "answers": [str(path) for path in answers], "faults": str(faults)}), encoding="utf-8")
+        orders.write_text(
+            json.dumps({
+                "kind": exercise.kind, "memory_mb": memory_mb, "seconds": per_case,
+                "starter": exercise.starter, "statement": exercise.statement,
+                "tests": exercise.tests, "answers": [str(path)
+                                                     for path in answers], "faults": str(faults)
+            }), encoding="utf-8")
         child = subprocess.Popen(
-            [sys.executable, str(HERE / "child.py"), str(orders)], stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=os.name == "posix",
-            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1",
-                 "PYTHONSAFEPATH": ""})              # child.py imports the files beside it
-        lines, errors = queue.Queue(), deque(maxlen=8)           # of an endless stderr, the end is kept
+            [sys.executable, str(HERE / "child.py"),
+             str(orders)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            start_new_session=os.name == "posix", env={
+                **os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1",
+                "PYTHONSAFEPATH": ""
+            })  # child.py imports the files beside it
+        lines, errors = queue.Queue(), deque(maxlen=8)  # of an endless stderr, the end is kept
         chunks = iter(lambda: child.stderr.read1(1 << 16), b"")
         threading.Thread(target=_pump, args=(child.stdout, lines.put), daemon=True).start()
         threading.Thread(target=_pump, args=(chunks, errors.append), daemon=True).start()
@@ -85,7 +93,8 @@ def _collect(child, lines, per_case, until_first, on_event, faults, errors):
         else:
             reports[-1]["cases"].append({
                 "case": case, "passed": False, "before": [], "call": call, "printed": "",
-                "error": sentence, "trace": list(trace)})
+                "error": sentence, "trace": list(trace)
+            })
         return _finish(reports, began)
 
     while True:
@@ -101,7 +110,8 @@ def _collect(child, lines, per_case, until_first, on_event, faults, errors):
         try:
             event = json.loads(line)
             kind = event["event"]
-        except (ValueError, TypeError, KeyError):    # half an event, of a child that died, or no event at all
+        except (ValueError, TypeError,
+                KeyError):  # half an event, of a child that died, or no event at all
             continue
         if on_event:
             on_event(event)
@@ -126,7 +136,8 @@ def _collect(child, lines, per_case, until_first, on_event, faults, errors):
 
 def _finish(reports, began):
     for report in reports:
-        report["passed"] = report["problem"] is None and all(case["passed"] for case in report["cases"])
+        report["passed"] = report["problem"] is None and all(case["passed"]
+                                                             for case in report["cases"])
         report["seconds"] = round((time.monotonic() - began) / len(reports), 2)
     return reports
 
@@ -145,20 +156,23 @@ def _obituary(child, answer, faults, errors):
         if name == "SIGKILL":
             return "the system ended the process (SIGKILL): most likely it ran out of memory", frames
         return f"the answer crashed the Python process ({name})", frames
-    if code > 255:                                   # Windows says it with a code of its own
+    if code > 255:  # Windows says it with a code of its own
         return f"the answer crashed the Python process (0x{code:08X})", frames
-    said = b"".join(error for error in errors if error).decode("utf-8", "replace").strip().splitlines()
+    said = b"".join(error for error in errors if error).decode("utf-8",
+                                                               "replace").strip().splitlines()
     last = f": {said[-1][:300]}" if said else ""
     return f"the Python process ended with code {code}{last}", frames
 
 
 def _frames(faults, answer):
     """The learner's frames in what the child wrote about its end, innermost first."""
-    linecache.checkcache(answer)                     # `watch` has seen earlier versions of it
+    linecache.checkcache(answer)  # `watch` has seen earlier versions of it
     text = faults.read_text(encoding="utf-8", errors="replace") if faults.exists() else ""
     found = re.findall(r'File "(.*)", line (\d+) in (.+)', text)
-    return [{"line": int(line), "function": function, "source": linecache.getline(path, int(line)).strip()}
-            for path, line, function in found if path == answer][::-1]
+    return [{
+        "line": int(line), "function": function, "source": linecache.getline(path,
+                                                                             int(line)).strip()
+    } for path, line, function in found if path == answer][::-1]
 
 
 def _kill(child):
@@ -183,9 +197,12 @@ def why_not(kind):
 
 
 def machine():
-    """What the exercises find here: versions, and whether kernels run on a GPU or in the interpreter."""
-    found = {"python": platform.python_version(), "system": platform.system(), "torch": None, "triton": None,
-             "gpu": None}
+    """What the exercises find here: versions, and whether kernels run on a GPU or in the
+    interpreter."""
+    found = {
+        "python": platform.python_version(), "system": platform.system(), "torch": None,
+        "triton": None, "gpu": None
+    }
     for package in ("torch", "triton"):
         if find_spec(package):
             found[package] = version(package)

@@ -1,4 +1,5 @@
-"""Beam search by brute force: whole sequences, no blocks, no early end; the judge of paged.beam_search."""
+"""Beam search by brute force: whole sequences, no blocks, no early end; the judge of
+paged.beam_search."""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ def brute_force(prompt: Sequence[int], width: int, max_tokens: int, end: Contain
                 length_penalty: float = 1.0) -> list[tuple[list[int], float]]:
     """The best completions and their log-probabilities, best first.
 
-    In each step the best 2 × width continuations of all beams are looked at: those that end are finished, and
-    the best width of the others go on. distribution gives every token's log-probability after a sequence.
+    In each step the best 2 × width continuations of all beams are looked at: those that end are
+    finished, and the best width of the others go on. distribution gives every token's
+    log-probability after a sequence.
     """
     beams, finished = [([], 0.0)], []
     for _ in range(max_tokens):
@@ -22,5 +24,5 @@ def brute_force(prompt: Sequence[int], width: int, max_tokens: int, end: Contain
         finished += [c for c in best if c[0][-1] in end]
         beams = [c for c in best if c[0][-1] not in end][:width]
     finished += beams
-    finished.sort(key=lambda c: -c[1] / len(c[0]) ** length_penalty)
+    finished.sort(key=lambda c: -c[1] / len(c[0])**length_penalty)
     return finished[:width]

@@ -1,4 +1,5 @@
-"""Settings for all tests: few threads, a repeatable hypothesis, and the skip of what needs a GPU."""
+"""Settings for all tests: few threads, a repeatable hypothesis, and the skip of what needs a
+GPU."""
 
 import os
 import shutil
@@ -39,8 +40,10 @@ def browser():
     program = next(filter(None, map(shutil.which, names)), None)
     if program is None:
         pytest.skip(f"no browser: none of {', '.join(names)} is installed")
-    sync_api = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
+    sync_api = pytest.importorskip("playwright.sync_api",
+                                   reason="the package playwright is not installed")
     with sync_api.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        chromium = playwright.chromium.launch(executable_path=program,
+                                              args=["--no-sandbox", "--disable-gpu"])
         yield chromium
         chromium.close()

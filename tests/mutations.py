@@ -1,7 +1,8 @@
 """The deliberate faults of the chapter *How paged engines break*: the oracle must find them all.
 
-Each replaces one method by a wrong one. They stand in the chapter, in the cells tagged `fault`, so that a reader
-sees all of them and a notebook needs nothing beyond itself; here they are read from there.
+Each replaces one method by a wrong one. They stand in the chapter, in the cells tagged `fault`, so
+that a reader sees all of them and a notebook needs nothing beyond itself; here they are read from
+there.
 """
 
 from __future__ import annotations

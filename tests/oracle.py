@@ -1,7 +1,8 @@
-"""Random traces against the oracle: a seed makes the pool, the policies, the requests and what befalls them.
+"""Random traces against the oracle: a seed makes the pool, the policies, the requests and what
+befalls them.
 
-Every read is checked by `paged.oracle`, every output is compared with the unbatched truth, the engine's
-integrity is checked at every step, and the number of steps is bounded. A million of them:
+Every read is checked by `paged.lab.oracle`, every output is compared with the unbatched truth, the
+engine's integrity is checked at every step, and the number of steps is bounded. A million of them:
 
     python -m tests.oracle --traces 1000000 --jobs 2
 
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 
 from paged.engine import Engine, EngineConfig
-from paged.oracle import VOCAB_SIZE, OracleRunner, RunAheadOracle, distribution, truth
+from paged.lab.oracle import VOCAB_SIZE, OracleRunner, RunAheadOracle, distribution, truth
 from paged.sampling import BeamSearchParams, SamplingParams
 from tests.beams import brute_force
 
@@ -40,10 +41,10 @@ class Arrival(_Short):
     max_tokens: int = 1
     step: int = 0
     n: int = 1
-    beam_width: int | None = None    # None samples
+    beam_width: int | None = None  # None samples
     salt: str | None = None
     stop_token_ids: tuple[int, ...] = ()
-    abort_at: int | None = None      # a step; None waits for the end
+    abort_at: int | None = None  # a step; None waits for the end
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,12 +56,13 @@ class Case(_Short):
     block_size: int = 1
     max_num_seqs: int = 1
     max_num_batched_tokens: int = 1
-    prefix_cache: str = "off"        # off, hash, radix
-    num_hashes: int | None = None    # different hashes there are at most; None is the default function
+    prefix_cache: str = "off"  # off, hash, radix
+    # Different hashes there are at most; None is the default function
+    num_hashes: int | None = None
     preemption: str = "recompute"
     num_host_blocks: int | None = None
     run_ahead: bool = False
-    failures: tuple[int, ...] = ()   # batches, counted from 1, at which the runner raises
+    failures: tuple[int, ...] = ()  # batches, counted from 1, at which the runner raises
 
 
 class RunnerFailed(Exception):
@@ -68,7 +70,8 @@ class RunnerFailed(Exception):
 
 
 def random_case(seed: int) -> Case:
-    """The case of a seed. Small numbers are likelier than large ones: faults live in tight corners."""
+    """The case of a seed. Small numbers are likelier than large ones: faults live in tight
+    corners."""
     r = random.Random(seed)
     block_size, num_blocks = r.randint(1, 5), min(r.randint(2, 40), r.randint(2, 40))
     capacity, longest = num_blocks * block_size, r.randint(2, 24)
@@ -81,28 +84,29 @@ def random_case(seed: int) -> Case:
         earlier = r.choice(arrivals) if arrivals and r.random() < 0.5 else None
         if earlier is None:
             prompt = r.choice(stems)[:r.randint(1, longest)]
-        elif r.random() < 0.5:                                     # the same prompt again
+        elif r.random() < 0.5:  # the same prompt again
             prompt = list(earlier.prompt)
-        else:                                                      # the next turn of a conversation
+        else:  # the next turn of a conversation
             prompt = [*earlier.prompt, *truth(earlier.prompt, r.randint(1, earlier.max_tokens))]
         if r.random() < 0.6:
             prompt += [r.randrange(alphabet) for _ in range(r.randint(1, 3))]
-        if r.random() < 0.95:                                      # else: perhaps too long, and refused
+        if r.random() < 0.95:  # else: perhaps too long, and refused
             prompt = prompt[:capacity]
         room = max(capacity - len(prompt) + 1, 1)
         beam_width = r.choice([1, 2, 2, 3]) if r.random() < beams else None
-        arrivals.append(Arrival(
-            tuple(prompt), min(r.randint(1, 12), room) if r.random() < 0.95 else r.randint(1, 12), step,
-            r.randint(1, most_copies) if beam_width is None else 1, beam_width, r.choice(salts),
-            (r.randrange(VOCAB_SIZE),) if r.random() < 0.2 else (),
-            step + r.randint(0, 15) if r.random() < 0.15 else None))
+        arrivals.append(
+            Arrival(tuple(prompt),
+                    min(r.randint(1, 12), room) if r.random() < 0.95 else r.randint(1, 12), step,
+                    r.randint(1, most_copies) if beam_width is None else 1, beam_width,
+                    r.choice(salts), (r.randrange(VOCAB_SIZE),) if r.random() < 0.2 else (),
+                    step + r.randint(0, 15) if r.random() < 0.15 else None))
     preemption = r.choice(["recompute", "swap"])
-    return Case(
-        tuple(arrivals), num_blocks, block_size, r.randint(3 if beams else most_copies, 8),
-        min(r.randint(1, 30), r.randint(1, 30)), r.choice(["off", "hash", "hash", "radix"]),
-        r.choice([None, None, 1, 3]), preemption,
-        r.randint(1, num_blocks) if preemption == "swap" and r.random() < 0.5 else None, r.random() < 0.3,
-        tuple(r.randint(1, 20) for _ in range(2)) if r.random() < 0.05 else ())
+    return Case(tuple(arrivals), num_blocks, block_size, r.randint(3 if beams else most_copies, 8),
+                min(r.randint(1, 30), r.randint(1, 30)), r.choice(["off", "hash", "hash", "radix"]),
+                r.choice([None, None, 1, 3]), preemption,
+                r.randint(1, num_blocks) if preemption == "swap" and r.random() < 0.5 else None,
+                r.random() < 0.3,
+                tuple(r.randint(1, 20) for _ in range(2)) if r.random() < 0.05 else ())
 
 
 def servable(case: Case, arrival: Arrival) -> bool:
@@ -125,17 +129,20 @@ def make_engine(case: Case) -> Engine:
     engine = Engine(config, oracle)
     if case.num_hashes is not None and case.prefix_cache == "hash":
         num_hashes = case.num_hashes
-        engine.prefix_cache.hash_function = lambda parent, tokens: (parent or 0) + sum(tokens) % num_hashes
+        engine.prefix_cache.hash_function = lambda parent, tokens: (parent or 0) + sum(
+            tokens) % num_hashes
     return engine
 
 
 def run_case(case: Case) -> Counter:
-    """Run a case to its end and count what happens; AssertionError at the first thing that is wrong."""
+    """Run a case to its end and count what happens; AssertionError at the first thing that is
+    wrong."""
     engine, seen = make_engine(case), Counter()
     watch(engine, case, seen)
     outputs, step, busy_steps = {}, 0, 0
     allowed_steps = most_steps(case)
-    while step <= max((arrival.step for arrival in case.arrivals), default=0) or engine.has_unfinished():
+    while step <= max(
+        (arrival.step for arrival in case.arrivals), default=0) or engine.has_unfinished():
         for index, arrival in enumerate(case.arrivals):
             if arrival.step == step:
                 submit(engine, case, arrival, str(index), seen)
@@ -165,7 +172,8 @@ def run_case(case: Case) -> Counter:
 
 def submit(engine: Engine, case: Case, arrival: Arrival, request_id: str, seen: Counter) -> None:
     """Add the request; one that cannot be served must be refused, and leave no trace."""
-    params = SamplingParams(n=arrival.n, max_tokens=arrival.max_tokens, stop_token_ids=arrival.stop_token_ids)
+    params = SamplingParams(n=arrival.n, max_tokens=arrival.max_tokens,
+                            stop_token_ids=arrival.stop_token_ids)
     if arrival.beam_width is not None:
         params = BeamSearchParams(beam_width=arrival.beam_width, max_tokens=arrival.max_tokens,
                                   stop_token_ids=arrival.stop_token_ids)
@@ -180,7 +188,8 @@ def submit(engine: Engine, case: Case, arrival: Arrival, request_id: str, seen: 
 
 
 def check_output(arrival: Arrival, output, is_servable: bool) -> None:
-    """Each completion must be what the request would have got alone, or the beginning of it if aborted."""
+    """Each completion must be what the request would have got alone, or the beginning of it if
+    aborted."""
     if not is_servable or output is None:
         assert not is_servable or arrival.abort_at is not None, f"{arrival} never advanced"
         return
@@ -195,9 +204,11 @@ def check_output(arrival: Arrival, output, is_servable: bool) -> None:
             assert got == want[:len(got)], f"{arrival}: got {got}, not {want}"
         else:
             reason = "stop" if want[-1] in arrival.stop_token_ids else "length"
-            assert (got, completion.finish_reason) == (want, reason), f"{arrival}: got {got}, not {want}"
+            assert (got, completion.finish_reason) == (want,
+                                                       reason), f"{arrival}: got {got}, not {want}"
     cached = output.num_cached_tokens
-    assert 0 <= cached < len(arrival.prompt), f"{cached} of {len(arrival.prompt)} tokens from the cache"
+    assert 0 <= cached < len(
+        arrival.prompt), f"{cached} of {len(arrival.prompt)} tokens from the cache"
 
 
 def check_beams(arrival: Arrival, output) -> None:
@@ -205,26 +216,30 @@ def check_beams(arrival: Arrival, output) -> None:
     if output.outputs[0].finish_reason == "abort":
         assert arrival.abort_at is not None, f"{arrival} was aborted"
         return
-    best = brute_force(arrival.prompt, arrival.beam_width, arrival.max_tokens, arrival.stop_token_ids,
-                       distribution)
+    best = brute_force(arrival.prompt, arrival.beam_width, arrival.max_tokens,
+                       arrival.stop_token_ids, distribution)
     got = [completion.token_ids for completion in output.outputs]
     assert got == [tokens for tokens, _ in best], f"{arrival}: got {got}, not {best}"
 
 
 def watch(engine: Engine, case: Case, seen: Counter) -> None:
-    """Check each batch against the limits before it runs, count what is in it, and fail where told to."""
+    """Check each batch against the limits before it runs, count what is in it, and fail where told
+    to."""
     run = engine._launch
 
     def checked(batch):
         seen["batches"] += 1
-        assert len(batch.input_ids) <= case.max_num_batched_tokens, "the step is over its token budget"
+        assert len(
+            batch.input_ids) <= case.max_num_batched_tokens, "the step is over its token budget"
         assert len(engine.scheduler.running) <= case.max_num_seqs, "more residents than seats"
         seen["copies"] += len(batch.block_copies)
         seen["swaps"] += len(batch.swap_in)
         starts = batch.query_start_loc
         seen["chunks"] += sum(batch.seq_lens[i] < len(request.output.prompt_token_ids)
                               for i, request in enumerate(batch.requests))
-        seen["mixed_steps"] += len({starts[i + 1] - starts[i] > 1 for i in range(len(batch.requests))}) == 2
+        seen["mixed_steps"] += len(
+            {starts[i + 1] - starts[i] > 1
+             for i in range(len(batch.requests))}) == 2
         if seen["batches"] in case.failures:
             raise RunnerFailed
         return run(batch)
@@ -233,18 +248,21 @@ def watch(engine: Engine, case: Case, seen: Counter) -> None:
 
 
 def most_steps(case: Case) -> int:
-    """Steps in which all the work must be done: the oldest request advances by a token in each of them.
+    """Steps in which all the work must be done: the oldest request advances by a token in each of
+    them.
 
-    A failed step costs it what it had; a step run ahead may find that there was nothing left to do; and a
-    preempted beam may come back only to wait for the others.
+    A failed step costs it what it had; a step run ahead may find that there was nothing left to do;
+    and a preempted beam may come back only to wait for the others.
     """
-    lengths = [(len(arrival.prompt) + arrival.max_tokens) * max(arrival.n, 2 * (arrival.beam_width or 0))
+    lengths = [(len(arrival.prompt) + arrival.max_tokens) * max(arrival.n, 2 *
+                                                                (arrival.beam_width or 0))
                for arrival in case.arrivals]
     steps = sum(lengths) + len(case.failures) * (1 + max(lengths, default=0))
     return 2 * steps if case.run_ahead else steps
 
 
-# ── a smaller input that still fails ──────────────────────────────────────────────────────────────────
+# ── a smaller input that still fails
+# ──────────────────────────────────────────────────────────────────
 
 
 def failure_of(case: Case) -> Exception | None:
@@ -298,11 +316,13 @@ def _zeroed(values: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
             yield values[:index] + (0,) + values[index + 1:]
 
 
-# ── many traces ───────────────────────────────────────────────────────────────────────────────────────
+# ── many traces
+# ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def run_seeds(seeds: range) -> tuple[Counter, int | None]:
-    """Run the cases of these seeds; returns what happened and the first seed that failed, or None."""
+    """Run the cases of these seeds; returns what happened and the first seed that failed, or
+    None."""
     seen = Counter()
     for seed in seeds:
         try:
@@ -313,7 +333,8 @@ def run_seeds(seeds: range) -> tuple[Counter, int | None]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.oracle", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m tests.oracle",
+                                     description=__doc__.split("\n")[0])
     parser.add_argument("--traces", type=int, default=10_000, help="how many (default 10,000)")
     parser.add_argument("--first", type=int, default=0, help="seed of the first trace (default 0)")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
@@ -323,8 +344,8 @@ def main() -> int:
     last = arguments.first + arguments.traces
     parts = [range(first, min(first + 200, last)) for first in range(arguments.first, last, 200)]
     seen, failed = Counter(), None
-    with (multiprocessing.Pool(arguments.jobs) as workers,
-          tqdm(total=arguments.traces, unit=" traces") as progress):
+    with (multiprocessing.Pool(arguments.jobs) as
+          workers, tqdm(total=arguments.traces, unit=" traces") as progress):
         for part, failed in workers.imap(run_seeds, parts):
             seen += part
             progress.update(part["traces"])

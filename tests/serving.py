@@ -7,6 +7,7 @@ import threading
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
+
     def log_message(self, *arguments):
         pass
 
@@ -14,7 +15,8 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 @contextlib.contextmanager
 def served(folder):
     """Serve the folder on this machine; yields its address."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=str(folder)))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0),
+                                             functools.partial(_Quiet, directory=str(folder)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}"

@@ -1,7 +1,7 @@
 """Small models with odd shapes, whose logits and tokens the tests hold against transformers.
 
-Nothing is a power of two, heads are grouped by 3, 2 and 2, and hidden_size is not heads x head_dim for
-Qwen3, as in its real checkpoints.
+Nothing is a power of two, heads are grouped by 3, 2 and 2, and hidden_size is not heads x head_dim
+for Qwen3, as in its real checkpoints.
 """
 
 from __future__ import annotations
@@ -11,22 +11,24 @@ import torch.nn.functional as F
 
 from paged.models.config import ModelConfig
 
-TINY_LLAMA = ModelConfig(
-    architecture="llama", vocab_size=211, hidden_size=72, intermediate_size=100, num_layers=3, num_heads=6,
-    num_kv_heads=2, head_dim=12, rms_norm_eps=1e-5, rope_theta=10_000.0, max_position_embeddings=256)
-TINY_QWEN2 = ModelConfig(
-    architecture="qwen2", vocab_size=157, hidden_size=60, intermediate_size=84, num_layers=2, num_heads=6,
-    num_kv_heads=3, head_dim=10, rope_theta=1_000_000.0, attention_bias=True, tie_word_embeddings=True,
-    max_position_embeddings=256)
-TINY_QWEN3 = ModelConfig(
-    architecture="qwen3", vocab_size=173, hidden_size=44, intermediate_size=92, num_layers=3, num_heads=4,
-    num_kv_heads=2, head_dim=14, rope_theta=1_000_000.0, qk_norm=True, tie_word_embeddings=True,
-    max_position_embeddings=256)
+TINY_LLAMA = ModelConfig(architecture="llama", vocab_size=211, hidden_size=72,
+                         intermediate_size=100, num_layers=3, num_heads=6, num_kv_heads=2,
+                         head_dim=12, rms_norm_eps=1e-5, rope_theta=10_000.0,
+                         max_position_embeddings=256)
+TINY_QWEN2 = ModelConfig(architecture="qwen2", vocab_size=157, hidden_size=60, intermediate_size=84,
+                         num_layers=2, num_heads=6, num_kv_heads=3, head_dim=10,
+                         rope_theta=1_000_000.0, attention_bias=True, tie_word_embeddings=True,
+                         max_position_embeddings=256)
+TINY_QWEN3 = ModelConfig(architecture="qwen3", vocab_size=173, hidden_size=44, intermediate_size=92,
+                         num_layers=3, num_heads=4, num_kv_heads=2, head_dim=14,
+                         rope_theta=1_000_000.0, qk_norm=True, tie_word_embeddings=True,
+                         max_position_embeddings=256)
 TINY_MODELS = {"llama": TINY_LLAMA, "qwen2": TINY_QWEN2, "qwen3": TINY_QWEN3}
 
 
 def plain_attention(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Causal attention over one whole sequence: q [N, heads, head_dim], k and v [N, KV heads, head_dim]."""
+    """Causal attention over one whole sequence: q [N, heads, head_dim], k and v [N, KV heads,
+    head_dim]."""
     q, k, v = (x.transpose(0, 1) for x in (q, k, v))
     groups = q.shape[0] // k.shape[0]
     k, v = k.repeat_interleave(groups, 0), v.repeat_interleave(groups, 0)
@@ -44,14 +46,17 @@ def huggingface_model(config: ModelConfig, seed: int = 0):
     import transformers
 
     kinds = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
-    names = {"num_hidden_layers": "num_layers", "num_attention_heads": "num_heads",
-             "num_key_value_heads": "num_kv_heads"}
-    same = ("vocab_size", "hidden_size", "intermediate_size", "head_dim", "rms_norm_eps", "rope_theta",
-            "rope_scaling", "tie_word_embeddings", "max_position_embeddings")
+    names = {
+        "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads",
+        "num_key_value_heads": "num_kv_heads"
+    }
+    same = ("vocab_size", "hidden_size", "intermediate_size", "head_dim", "rms_norm_eps",
+            "rope_theta", "rope_scaling", "tie_word_embeddings", "max_position_embeddings")
     arguments = {name: getattr(config, name) for name in same}
     arguments |= {theirs: getattr(config, ours) for theirs, ours in names.items()}
     kind = kinds[config.architecture]
-    theirs = getattr(transformers, f"{kind}Config")(**arguments, eos_token_id=None, bos_token_id=None)
+    theirs = getattr(transformers, f"{kind}Config")(**arguments, eos_token_id=None,
+                                                    bos_token_id=None)
     model = getattr(transformers, f"{kind}ForCausalLM")(theirs).float().eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -1,8 +1,9 @@
-"""The flash backend hands each library what it wants, and says in a sentence why one cannot be used.
+"""The flash backend hands each library what it wants, and says in a sentence why one cannot be
+used.
 
-No GPU and no flash-attn here: modules with the same signatures stand in for the libraries, and compute what
-the library would from exactly the arguments they are given. What this cannot show is that the library does
-the same.
+No GPU and no flash-attn here: modules with the same signatures stand in for the libraries, and
+compute what the library would from exactly the arguments they are given. What this cannot show is
+that the library does the same.
 """
 
 import sys
@@ -19,41 +20,52 @@ def side_by_side(*tensors):
     return all(tensor.is_contiguous() for tensor in tensors)
 
 
-def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, qv=None, rotary_cos=None, rotary_sin=None,
-                            cache_seqlens=None, cache_batch_idx=None, cache_leftpad=None, page_table=None,
-                            cu_seqlens_q=None, cu_seqlens_k_new=None, max_seqlen_q=None, rotary_seqlens=None,
+def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, qv=None, rotary_cos=None,
+                            rotary_sin=None, cache_seqlens=None, cache_batch_idx=None,
+                            cache_leftpad=None, page_table=None, cu_seqlens_q=None,
+                            cu_seqlens_k_new=None, max_seqlen_q=None, rotary_seqlens=None,
                             softmax_scale=None, causal=False):
     assert causal and cu_seqlens_q.dtype == cache_seqlens.dtype == page_table.dtype == torch.int32
-    # A left padding keeps it from the copy engine, through which NaN in unused rows reaches the output.
+    # A left padding keeps it from the copy engine, through which NaN in unused rows reaches the
+    # output.
     assert cache_leftpad.dtype == torch.int32 and cache_leftpad.tolist() == [0] * len(cache_seqlens)
     assert max_seqlen_q >= int(cu_seqlens_q.diff().max())
     assert side_by_side(page_table, cache_seqlens, cu_seqlens_q)
-    return reference.run(q, k_cache, v_cache, page_table, cache_seqlens, cu_seqlens_q, softmax_scale)
+    return reference.run(q, k_cache, v_cache, page_table, cache_seqlens, cu_seqlens_q,
+                         softmax_scale)
 
 
-def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0,
-                           softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
-                           alibi_slopes=None, deterministic=False, return_attn_probs=False, block_table=None):
-    assert causal and k.shape[1] % 256 == 0 and cu_seqlens_k.dtype == block_table.dtype == torch.int32
-    assert max_seqlen_q >= int(cu_seqlens_q.diff().max()) and max_seqlen_k >= int(cu_seqlens_k.diff().max())
+def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+                           dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1),
+                           softcap=0.0, alibi_slopes=None, deterministic=False,
+                           return_attn_probs=False, block_table=None):
+    assert causal and k.shape[
+        1] % 256 == 0 and cu_seqlens_k.dtype == block_table.dtype == torch.int32
+    assert max_seqlen_q >= int(cu_seqlens_q.diff().max()) and max_seqlen_k >= int(
+        cu_seqlens_k.diff().max())
     assert side_by_side(block_table, cu_seqlens_k, cu_seqlens_q)
     return reference.run(q, k, v, block_table, cu_seqlens_k.diff(), cu_seqlens_q, softmax_scale)
 
 
 def varlen_attn(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux=None, scale=None,
-                window_size=(-1, -1), enable_gqa=False, seqused_k=None, block_table=None, num_splits=None):
-    assert tuple(window_size) == (-1, 0) and enable_gqa and num_splits == 1 and key.shape[1] % 256 == 0
+                window_size=(-1, -1), enable_gqa=False, seqused_k=None, block_table=None,
+                num_splits=None):
+    assert tuple(window_size) == (-1,
+                                  0) and enable_gqa and num_splits == 1 and key.shape[1] % 256 == 0
     assert max_q >= int(cu_seq_q.diff().max()) and max_k >= int(seqused_k.max())
     assert side_by_side(block_table, seqused_k, cu_seq_q)
     return reference.run(query, key, value, block_table, seqused_k, cu_seq_q, scale)
 
 
-STAND_INS = {"flash_attn_interface": flash_attn_with_kvcache, "flash_attn": flash_attn_varlen_func,
-             "torch.nn.attention.varlen": varlen_attn}
+STAND_INS = {
+    "flash_attn_interface": flash_attn_with_kvcache, "flash_attn": flash_attn_varlen_func,
+    "torch.nn.attention.varlen": varlen_attn
+}
 
 
 def install(monkeypatch, *modules):
-    """Make exactly these libraries importable, and a Hopper GPU present, as far as the backend looks."""
+    """Make exactly these libraries importable, and a Hopper GPU present, as far as the backend
+    looks."""
     for name, function in STAND_INS.items():
         module = types.ModuleType(name)
         setattr(module, function.__name__, function)
@@ -82,14 +94,16 @@ def test_every_library_gets_what_it_wants(monkeypatch, module, block_size):
 def test_the_first_that_can(monkeypatch):
     install(monkeypatch, *STAND_INS)
     q = torch.randn(1, 4, 64, dtype=torch.bfloat16)
-    assert flash.choose_library(q, torch.empty(2, 1, 2, 64, dtype=torch.bfloat16)).name == "FlashAttention-3"
+    assert flash.choose_library(q, torch.empty(2, 1, 2, 64,
+                                               dtype=torch.bfloat16)).name == "FlashAttention-3"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 0))
     cache = torch.empty(2, 256, 2, 64, dtype=torch.bfloat16)
     assert flash.choose_library(q, cache).name == "FlashAttention-2"
 
 
 def test_every_refusal_is_a_sentence(monkeypatch):
-    q, cache = torch.randn(1, 4, 64, dtype=torch.float16), torch.empty(2, 16, 2, 64, dtype=torch.float16)
+    q, cache = torch.randn(1, 4, 64, dtype=torch.float16), torch.empty(
+        2, 16, 2, 64, dtype=torch.float16)
     if not torch.cuda.is_available():
         assert "needs a GPU" in flash.why_not(q, cache)
     install(monkeypatch)
@@ -107,12 +121,14 @@ def test_every_refusal_is_a_sentence(monkeypatch):
 
 
 def test_a_broken_or_older_library_is_a_sentence(monkeypatch):
-    q, cache = torch.randn(1, 4, 64, dtype=torch.float16), torch.empty(2, 256, 2, 64, dtype=torch.float16)
+    q, cache = torch.randn(1, 4, 64, dtype=torch.float16), torch.empty(
+        2, 256, 2, 64, dtype=torch.float16)
     install(monkeypatch, *STAND_INS)
     older = types.ModuleType("older")
     older.varlen_attn = lambda query, key, value, cu_seq_q, cu_seq_k, max_q, max_k: None
     monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", older)
-    monkeypatch.setitem(sys.modules, "flash_attn_interface", types.ModuleType("flash_attn_interface"))
+    monkeypatch.setitem(sys.modules, "flash_attn_interface",
+                        types.ModuleType("flash_attn_interface"))
     monkeypatch.setitem(sys.modules, "flash_attn", None)
     assert "varlen_attn here takes no block_table" in flash.why_not(q, cache)
     assert "FlashAttention-3 cannot be loaded (AttributeError" in flash.why_not(q, cache)

@@ -1,6 +1,8 @@
-"""What does not fit together is refused in one sentence, the same by every backend; odd layouts are read rightly.
+"""What does not fit together is refused in one sentence, the same by every backend; odd layouts are
+read rightly.
 
-Tables and lengths on a CPU are looked at whether they come as lists or as tensors: unchecked, a Triton kernel reads
+Tables and lengths on a CPU are looked at whether they come as lists or as tensors: unchecked, a
+    Triton kernel reads
 outside the cache.
 """
 
@@ -16,13 +18,18 @@ from paged.attention import BACKENDS, backend_name, choose_backend
 from paged.runner import ModelRunner
 
 pytest.importorskip("triton")
-SERVED = ["reference", "torch"] + ([] if torch.cuda.is_available() else ["triton"])      # of tensors on a CPU
-AS_LISTS = [pytest.param(lambda x: x, id="lists"), pytest.param(torch.tensor, id="tensors"),
-            pytest.param(np.array, id="arrays")]
+SERVED = ["reference", "torch"] + ([] if torch.cuda.is_available() else ["triton"]
+                                   )  # of tensors on a CPU
+AS_LISTS = [
+    pytest.param(lambda x: x, id="lists"),
+    pytest.param(torch.tensor, id="tensors"),
+    pytest.param(np.array, id="arrays")
+]
 
 
 def two_requests():
-    """A decode and a chunk of two: q, cache, tables, lengths and offsets, and what the reference makes of them."""
+    """A decode and a chunk of two: q, cache, tables, lengths and offsets, and what the reference
+    makes of them."""
     tables = [[3, 1, 4], [0, 2, 5]]
     q, kv, _, starts = paged_batch([5, 9], [1, 2], 4, 2, 8, 4, 6, tables)
     return (q, kv, tables, [5, 9], starts), paged_attention(q, kv, 0, tables, [5, 9], starts, 0.3)
@@ -49,7 +56,8 @@ def test_strided_tables_and_lengths(backend):
     wide = torch.cat([transposed, torch.full((2, 4), 2**30, dtype=torch.int32)], 1)[:, :5]
     for given in (spread(tables), transposed, wide, transposed.long(), tables):
         assert given is tables or not given.is_contiguous() or given.dtype == torch.int64
-        got = paged_attention(q, kv, 0, given, spread(lengths), spread(starts), 0.3, backend=backend)
+        got = paged_attention(q, kv, 0, given, spread(lengths), spread(starts), 0.3,
+                              backend=backend)
         torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-4)
 
 
@@ -58,18 +66,21 @@ def test_numbers_of_any_integer_type(backend):
     (q, kv, tables, lengths, starts), want = two_requests()
     for kind in (np.array, np.uint8, lambda x: torch.tensor(x, dtype=torch.uint8), tuple,
                  lambda x: [torch.tensor(row) for row in x]):
-        got = paged_attention(q, kv, 0, kind(tables), kind(lengths), kind(starts), 0.3, backend=backend)
+        got = paged_attention(q, kv, 0, kind(tables), kind(lengths), kind(starts), 0.3,
+                              backend=backend)
         torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-4)
-    beyond = [table + [2**40, -1] for table in tables]                             # behind the context nothing counts
+    beyond = [table + [2**40, -1] for table in tables]  # behind the context nothing counts
     got = paged_attention(q, kv, 0, beyond, lengths, starts, 0.3, backend=backend)
     torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", AS_LISTS)
 @pytest.mark.parametrize("changes, words", [
-    (dict(tables=[[3, 6, 4], [0, 2, 5]]), "request 0 has block 6 in its table: this cache has blocks 0 to 5"),
+    (dict(tables=[[3, 6, 4], [0, 2, 5]]),
+     "request 0 has block 6 in its table: this cache has blocks 0 to 5"),
     (dict(tables=[[3, 1, 4], [0, 2, -1]]), "request 1 has block -1 in its table"),
-    (dict(tables=[[3, 1], [0, 2]]), "request 1: 9 tokens need 3 blocks of 4; the block table has 2"),
+    (dict(tables=[[3, 1], [0, 2]]),
+     "request 1: 9 tokens need 3 blocks of 4; the block table has 2"),
     (dict(tables=[[3, 1, 4]]), "1 block tables, 2 lengths and 3 offsets"),
     (dict(lengths=[5, 1]), "request 1 has 2 queries and a context of 1 tokens"),
     (dict(lengths=[-1, 9]), "request 0 has 1 queries and a context of -1 tokens"),
@@ -96,8 +107,10 @@ def test_tables_and_lengths_that_do_not_fit(kind, changes, words):
     (dict(q=torch.zeros(3, 0, 8)), "q is (3, 0, 8); this cache needs"),
     (dict(q=torch.zeros(3, 3, 8)), "a multiple of 2 heads"),
     (dict(q=torch.zeros(3, 32)), "q is (3, 32)"),
-    (dict(q=torch.zeros(3, 4, 8, dtype=torch.int32)), "q is torch.int32 on cpu: it must be a floating-point tensor"),
-    (dict(q=torch.zeros(3, 4, 8, device="meta")), "on meta: it must be a floating-point tensor on cpu"),
+    (dict(q=torch.zeros(3, 4, 8, dtype=torch.int32)),
+     "q is torch.int32 on cpu: it must be a floating-point tensor"),
+    (dict(q=torch.zeros(3, 4, 8, device="meta")),
+     "on meta: it must be a floating-point tensor on cpu"),
     (dict(q=[[[0.0] * 8] * 4] * 3), "q is a list"),
     (dict(q=None), "q is a NoneType"),
     (dict(tables=None), "block_tables is None: it must be one list of blocks a request"),
@@ -124,7 +137,9 @@ def test_odd_arguments(changes, words):
 @pytest.mark.parametrize("backend", [None, 3, ["triton"], "Triton"])
 def test_a_backend_that_is_none(backend):
     (q, kv, *batch), _ = two_requests()
-    with pytest.raises(ValueError, match="unknown attention backend .*: choose one of auto, flash, triton, torch"):
+    with pytest.raises(
+            ValueError,
+            match="unknown attention backend .*: choose one of auto, flash, triton, torch"):
         paged_attention(q, kv, 0, *batch, 0.3, backend=backend)
 
 
@@ -139,7 +154,8 @@ def test_the_choice_of_auto_has_a_name():
     kv = PagedKVCache(1, 2, 4, 2, 8)
     q = torch.zeros(1, 4, 8)
     assert backend_name(q, kv.k[0]) == choose_backend(q, kv.k[0])[0] == "torch"
-    assert [backend_name(q, kv.k[0], name) for name in SERVED] == SERVED and set(SERVED) < set(BACKENDS)
+    assert [backend_name(q, kv.k[0], name)
+            for name in SERVED] == SERVED and set(SERVED) < set(BACKENDS)
     runner = ModelRunner(SimpleNamespace(config=SimpleNamespace(num_heads=4)), kv)
     assert runner.attention_backend == runner.attention == "torch"
 
@@ -153,6 +169,8 @@ def test_on_a_gpu_strides_are_read_and_shapes_and_types_refused(backend):
     given = [spread(values, "cuda") for values in batch]
     got = paged_attention(q.cuda(), on_gpu, 0, *given, 0.3, backend=backend)
     torch.testing.assert_close(got.cpu(), want, atol=1e-5, rtol=1e-4)
-    for place, value in ((0, given[0].float()), (0, given[0][0]), (1, given[1].bool()), (2, given[2][None])):
+    for place, value in ((0, given[0].float()), (0, given[0][0]), (1, given[1].bool()),
+                         (2, given[2][None])):
         with pytest.raises(ValueError, match="it must h"):
-            paged_attention(q.cuda(), on_gpu, 0, *given[:place], value, *given[place + 1:], 0.3, backend=backend)
+            paged_attention(q.cuda(), on_gpu, 0, *given[:place], value, *given[place + 1:], 0.3,
+                            backend=backend)

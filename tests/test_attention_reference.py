@@ -1,7 +1,8 @@
-"""The specification of paged attention against contiguous SDPA, and the batched PyTorch backend against it.
+"""The specification of paged attention against contiguous SDPA, and the batched PyTorch backend
+against it.
 
-Protects three requests at different phases in one batch, and every mixture around them, with unused rows full
-of NaN.
+Protects three requests at different phases in one batch, and every mixture around them, with unused
+rows full of NaN.
 """
 
 import pytest
@@ -15,7 +16,8 @@ from paged import PagedKVCache, paged_attention, slot_mapping_for
 BACKENDS = ["reference", "torch"]
 
 
-def paged_batch(contexts, new_tokens, num_heads, num_kv_heads, head_dim, block_size, num_blocks, tables, seed=0):
+def paged_batch(contexts, new_tokens, num_heads, num_kv_heads, head_dim, block_size, num_blocks,
+                tables, seed=0):
     """A cache full of NaN but for the contexts, and each context's K and V contiguously."""
     g = torch.Generator().manual_seed(seed)
     kv = PagedKVCache(1, num_blocks, block_size, num_kv_heads, head_dim)
@@ -39,9 +41,10 @@ def contiguous_attention(q, k, v, scale):
         return torch.zeros_like(q)
     mask = torch.ones(len(q), len(k)).tril(len(k) - len(q)).bool()
     group = q.shape[1] // k.shape[1]
-    return F.scaled_dot_product_attention(
-        q.transpose(0, 1), k.repeat_interleave(group, 1).transpose(0, 1),
-        v.repeat_interleave(group, 1).transpose(0, 1), attn_mask=mask, scale=scale).transpose(0, 1)
+    return F.scaled_dot_product_attention(q.transpose(0, 1),
+                                          k.repeat_interleave(group, 1).transpose(0, 1),
+                                          v.repeat_interleave(group, 1).transpose(0, 1),
+                                          attn_mask=mask, scale=scale).transpose(0, 1)
 
 
 def deal(contexts, block_size):
@@ -62,10 +65,10 @@ def test_three_requests_at_different_phases(backend):
     tables = deal(contexts, 4)
     assert tables == [[0, 3, 6, 8, 10, 12, 13, 14, 15, 16], [1, 4], [2, 5, 7, 9, 11]]
     q, kv, contiguous, starts = paged_batch(contexts, new_tokens, 8, 2, 64, 4, 32, tables)
-    out = paged_attention(q, kv, 0, tables, contexts, starts, 64 ** -0.5, backend=backend)
+    out = paged_attention(q, kv, 0, tables, contexts, starts, 64**-0.5, backend=backend)
     for i, (k, v) in enumerate(contiguous):
         rows = slice(starts[i], starts[i + 1])
-        assert (out[rows] - contiguous_attention(q[rows], k, v, 64 ** -0.5)).abs().max() < 1e-5
+        assert (out[rows] - contiguous_attention(q[rows], k, v, 64**-0.5)).abs().max() < 1e-5
 
 
 @st.composite
@@ -81,24 +84,29 @@ def batches(draw):
         tables.append(list(order[start:start + n]))
         start += n
     heads = draw(st.sampled_from([(1, 1), (4, 2), (3, 1), (8, 1), (6, 3)]))
-    return block_size, contexts, new_tokens, tables, num_blocks, heads, draw(st.sampled_from([3, 8, 20]))
+    return block_size, contexts, new_tokens, tables, num_blocks, heads, draw(
+        st.sampled_from([3, 8, 20]))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(batch=batches(), as_tensors=st.booleans())
 def test_any_batch_equals_contiguous_attention(backend, batch, as_tensors):
-    block_size, contexts, new_tokens, tables, num_blocks, (num_heads, num_kv_heads), head_dim = batch
-    q, kv, contiguous, starts = paged_batch(contexts, new_tokens, num_heads, num_kv_heads, head_dim, block_size,
-                                            num_blocks, tables)
+    block_size, contexts, new_tokens, tables, num_blocks, (num_heads,
+                                                           num_kv_heads), head_dim = batch
+    q, kv, contiguous, starts = paged_batch(contexts, new_tokens, num_heads, num_kv_heads, head_dim,
+                                            block_size, num_blocks, tables)
     arguments = tables, contexts, starts
     if as_tensors:
         width = max(map(len, tables))
         padded = [t + [0] * (width - len(t)) for t in tables]
         arguments = (torch.tensor(padded, dtype=torch.int32).reshape(len(tables), width),
-                     torch.tensor(contexts, dtype=torch.int32), torch.tensor(starts, dtype=torch.int32))
+                     torch.tensor(contexts,
+                                  dtype=torch.int32), torch.tensor(starts, dtype=torch.int32))
     out = paged_attention(q, kv, 0, *arguments, 0.3, backend=backend)
-    want = torch.cat([contiguous_attention(q[starts[i]:starts[i + 1]], k, v, 0.3)
-                      for i, (k, v) in enumerate(contiguous)])
+    want = torch.cat([
+        contiguous_attention(q[starts[i]:starts[i + 1]], k, v, 0.3)
+        for i, (k, v) in enumerate(contiguous)
+    ])
     assert out.shape == q.shape
     torch.testing.assert_close(out, want, atol=1e-5, rtol=1e-4)
 
@@ -130,7 +138,8 @@ def test_no_row_is_read_that_a_table_does_not_name(backend):
                           ([[0, -1], [1, 2]], "block -1"), ([[0, 4], [1, 2]], "blocks 0 to 3")]:
         with pytest.raises(ValueError, match=words):
             paged_attention(q, kv, 0, tables, [5, 8], [0, 1, 2], 1.0, backend=backend)
-    short, lengths, starts = (torch.tensor(x, dtype=torch.int32) for x in ([[0], [1]], [5, 4], [0, 1, 2]))
+    short, lengths, starts = (torch.tensor(x, dtype=torch.int32)
+                              for x in ([[0], [1]], [5, 4], [0, 1, 2]))
     with pytest.raises(ValueError, match="blocks of 4"):
         paged_attention(q, kv, 0, short, lengths, starts, 1.0, backend=backend)
     with pytest.raises(ValueError, match="2 queries and a context of 1"):

@@ -1,8 +1,9 @@
-"""The Triton attention kernels give what the float32 reference gives, whatever lengths, shapes and rubbish.
+"""The Triton attention kernels give what the float32 reference gives, whatever lengths, shapes and
+rubbish.
 
-Without a GPU they run in Triton's interpreter on small inputs; the tests marked gpu repeat that at full
-size and in bfloat16. In every case the blocks are dealt in random order, every cache row that no token
-wrote is NaN, and block tables are padded with a block number that does not exist.
+Without a GPU they run in Triton's interpreter on small inputs; the tests marked gpu repeat that at
+full size and in bfloat16. In every case the blocks are dealt in random order, every cache row that
+no token wrote is NaN, and block tables are padded with a block number that does not exist.
 """
 
 import pytest
@@ -12,7 +13,7 @@ from paged.attention import choose_backend, paged_attention, reference, triton_b
 from paged.kv_cache import PagedKVCache
 
 pytest.importorskip("triton")
-from paged.attention import triton_decode  # noqa: E402
+from paged.kernels import decode as triton_decode  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 5e-3}
@@ -43,8 +44,8 @@ def batch(requests, num_heads, num_kv_heads, head_dim, block_size, dtype=torch.f
     starts = torch.nn.functional.pad(queries.cumsum(0), (1, 0)).int()
     lengths = torch.tensor([context for context, _ in requests], dtype=torch.int32)
     shape = (num_blocks, block_size, num_kv_heads, head_dim)
-    return (q.to(DEVICE, dtype), k.view(shape).to(DEVICE, dtype), v.view(shape).to(DEVICE, dtype),
-            tables.to(DEVICE), lengths.to(DEVICE), starts.to(DEVICE), head_dim**-0.5)
+    return (q.to(DEVICE, dtype), k.view(shape).to(DEVICE, dtype), v.view(shape).to(
+        DEVICE, dtype), tables.to(DEVICE), lengths.to(DEVICE), starts.to(DEVICE), head_dim**-0.5)
 
 
 def assert_close(got, want):
@@ -62,13 +63,14 @@ def assert_as_reference(requests, *shape, dtype=torch.float32, **options):
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16, 256])
-@pytest.mark.parametrize("requests", [DECODES, PREFILLS, MIXTURE], ids=["decodes", "prefills", "mixture"])
+@pytest.mark.parametrize("requests", [DECODES, PREFILLS, MIXTURE],
+                         ids=["decodes", "prefills", "mixture"])
 def test_any_block_size(requests, block_size):
     assert_as_reference(requests, 4, 2, 16, block_size)
 
 
-@pytest.mark.parametrize("num_heads, num_kv_heads, head_dim",
-                         [(2, 2, 64), (3, 1, 80), (16, 1, 24), (6, 2, 96), (5, 1, 8), (2, 1, 256)])
+@pytest.mark.parametrize("num_heads, num_kv_heads, head_dim", [(2, 2, 64), (3, 1, 80), (16, 1, 24),
+                                                               (6, 2, 96), (5, 1, 8), (2, 1, 256)])
 def test_any_heads(num_heads, num_kv_heads, head_dim):
     assert_as_reference([(19, 1), (40, 5), (34, 1), (3, 3)], num_heads, num_kv_heads, head_dim, 5)
 
@@ -82,7 +84,8 @@ def test_more_heads_share_a_kv_head_than_a_small_prefill_program_has_rows():
 
 
 def test_counters_are_left_as_zeros(monkeypatch):
-    """Calls that follow each other count with the same ones; one left behind would spoil a later call."""
+    """Calls that follow each other count with the same ones; one left behind would spoil a later
+    call."""
     kept = torch.zeros(1 << 14, dtype=torch.int32, device=DEVICE)
     monkeypatch.setattr(triton_decode, "counters", lambda device: kept)
     for requests in (DECODES, [(300, 1)], MIXTURE):
@@ -95,7 +98,8 @@ def test_pure_decode_with_the_hint():
 
 
 def test_context_cut_into_many_shares():
-    """One long context: every program has a piece of it, and adding them up takes several rounds."""
+    """One long context: every program has a piece of it, and adding them up takes several
+    rounds."""
     assert_as_reference([(1400, 1), (3, 1)], 1, 1, 16, 7)
 
 
@@ -105,8 +109,8 @@ def test_more_requests_than_one_vector():
 
 def test_rows_of_others_are_left_alone():
     """Each kernel writes the rows of its own requests, all of them, and no other."""
-    from paged.attention.triton_decode import decode
-    from paged.attention.triton_prefill import prefill
+    from paged.kernels.decode import decode
+    from paged.kernels.prefill import prefill
 
     inputs = batch(MIXTURE, 4, 2, 16, 4)
     one = torch.repeat_interleave(inputs[5].diff() == 1, inputs[5].diff())
@@ -116,11 +120,13 @@ def test_rows_of_others_are_left_alone():
         assert torch.equal(out.isnan().any(-1).any(-1), ~own)
 
 
-@pytest.mark.parametrize("requests", [DECODES, PREFILLS, MIXTURE], ids=["decodes", "prefills", "mixture"])
+@pytest.mark.parametrize("requests", [DECODES, PREFILLS, MIXTURE],
+                         ids=["decodes", "prefills", "mixture"])
 @pytest.mark.parametrize("heads", [(4, 2), (5, 1), (2, 2)])
 def test_the_prefill_kernel_alone_serves_every_mixture(requests, heads):
-    """With min_queries=1 one launch takes decodes too; the backend leaves these to the decode kernel."""
-    from paged.attention.triton_prefill import prefill
+    """With min_queries=1 one launch takes decodes too; the backend leaves these to the decode
+    kernel."""
+    from paged.kernels.prefill import prefill
 
     inputs = batch(requests, *heads, 16, 4)
     out = torch.full_like(inputs[0], float("nan"))
@@ -135,7 +141,8 @@ def test_through_paged_attention_with_ragged_lists_and_strided_queries():
     ragged = [row[:-(-n // 4)] for row, n in zip(tables.tolist(), lengths.tolist())]
     wide = torch.randn(len(q), 12, 16, device=DEVICE)
     wide[:, 3:7] = q
-    got = paged_attention(wide[:, 3:7], kv, 0, ragged, lengths.tolist(), starts.tolist(), scale, "triton")
+    got = paged_attention(wide[:, 3:7], kv, 0, ragged, lengths.tolist(), starts.tolist(), scale,
+                          "triton")
     assert_close(got, reference.run(q, k, v, ragged, lengths, starts, scale))
     assert len(paged_attention(q[:0], kv, 0, [[]], [0], [0, 0], scale, backend="triton")) == 0
 
@@ -145,7 +152,7 @@ def test_refusals_name_the_reason(monkeypatch):
     assert "float64" in triton_backend.why_not(q.double(), cache.double())
     assert "512" in triton_backend.why_not(torch.randn(1, 2, 512), torch.randn(2, 4, 2, 512))
     assert "strides" in triton_backend.why_not(q, torch.randn(2, 2, 4, 16).transpose(1, 2))
-    monkeypatch.setenv("TRITON_INTERPRET", "1")            # on a GPU machine it is not
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # on a GPU machine it is not
     assert "bfloat16" in triton_backend.why_not(q.bfloat16(), cache.bfloat16())
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert "TRITON_INTERPRET=1" in triton_backend.why_not(q, cache)
@@ -157,12 +164,14 @@ def test_refusals_name_the_reason(monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("shape", [(16, 8, 128, 16), (16, 1, 128, 1), (9, 3, 64, 256), (5, 5, 80, 3),
-                                   (12, 4, 96, 17), (4, 2, 256, 128)])
+@pytest.mark.parametrize("shape", [(16, 8, 128, 16), (16, 1, 128, 1), (9, 3, 64, 256),
+                                   (5, 5, 80, 3), (12, 4, 96, 17), (4, 2, 256, 128)])
 def test_large(shape, dtype):
-    requests = [(3000, 1), (700, 700), (4097, 513), (0, 1), (1, 1), (2048, 1), (129, 128), (0, 0), (6000, 1)]
+    requests = [(3000, 1), (700, 700), (4097, 513), (0, 1), (1, 1), (2048, 1), (129, 128), (0, 0),
+                (6000, 1)]
     assert_as_reference(requests, *shape, dtype=dtype)
-    assert_as_reference([(200 + 37 * n, 1) for n in range(80)], *shape, dtype=dtype, max_query_len=1)
+    assert_as_reference([(200 + 37 * n, 1) for n in range(80)], *shape, dtype=dtype,
+                        max_query_len=1)
 
 
 @pytest.mark.gpu
@@ -170,7 +179,8 @@ def test_pool_beyond_31_bits():
     """Offsets past 2³¹ elements of K and of V: the last blocks of a pool of 2³¹ + elements each."""
     block_size, heads, head_dim = 16, 8, 128
     num_blocks = 2**31 // (block_size * heads * head_dim) + 600
-    kv = PagedKVCache(1, num_blocks, block_size, heads, head_dim, dtype=torch.bfloat16, device="cuda")
+    kv = PagedKVCache(1, num_blocks, block_size, heads, head_dim, dtype=torch.bfloat16,
+                      device="cuda")
     small = batch([(1000, 1), (900, 300)], 16, heads, head_dim, block_size, dtype=torch.bfloat16)
     q, k, v, tables, lengths, starts, scale = small
     shift = num_blocks - len(k)
@@ -178,12 +188,14 @@ def test_pool_beyond_31_bits():
     kv.write(0, slots, k.flatten(0, 1), v.flatten(0, 1))
     assert torch.equal(kv.k[0][shift:].nan_to_num(), k.nan_to_num())
     got = triton_backend.run(q, kv.k[0], kv.v[0], tables + shift, lengths, starts, scale)
-    assert_close(got, reference.run(q.float(), k.float(), v.float(), tables, lengths, starts, scale))
+    assert_close(got, reference.run(q.float(), k.float(), v.float(), tables, lengths, starts,
+                                    scale))
 
 
 @pytest.mark.gpu
 def test_one_cuda_graph_for_every_mixture_of_lengths():
-    q, k, v, tables, lengths, starts, scale = batch([(3000, 1)] * 8, 16, 8, 128, 16, dtype=torch.bfloat16)
+    q, k, v, tables, lengths, starts, scale = batch([(3000, 1)] * 8, 16, 8, 128, 16,
+                                                    dtype=torch.bfloat16)
     graph = torch.cuda.CUDAGraph()
     triton_backend.run(q, k, v, tables, lengths, starts, scale, max_query_len=1)
     torch.cuda.synchronize()
@@ -195,4 +207,5 @@ def test_one_cuda_graph_for_every_mixture_of_lengths():
         q.normal_()
         out.fill_(float("nan"))
         graph.replay()
-        assert_close(out, reference.run(q.float(), k.float(), v.float(), tables, lengths, starts, scale))
+        assert_close(out,
+                     reference.run(q.float(), k.float(), v.float(), tables, lengths, starts, scale))

@@ -1,15 +1,16 @@
 """Beam search gives what brute force gives, shares what can be shared, and leaves nothing behind.
 
-On the oracle, so every read of every beam is checked, beside other requests, under preemption and abort.
+On the oracle, so every read of every beam is checked, beside other requests, under preemption and
+abort.
 """
 
 import pytest
 
 from paged import LLM, BeamSearchParams, Engine, EngineConfig, SamplingParams, Trace
+from paged.lab.oracle import OracleRunner, distribution, truth
 from paged.metrics import summary
 from paged.models.decoder import random_decoder
 from paged.models.loader import Loaded
-from paged.oracle import OracleRunner, distribution, truth
 from tests.beams import brute_force
 from tests.engines import make_engine, run
 from tests.small_models import TINY_LLAMA, logits_of
@@ -36,7 +37,8 @@ def test_same_as_brute_force(width, length_penalty, block_size):
                         stop_token_ids=end)
         assert brute_force(PROMPT, width, 7, end, distribution, length_penalty) == found(output)
         for completion in output.outputs:
-            assert completion.finish_reason == ("stop" if completion.token_ids[-1] in end else "length")
+            assert completion.finish_reason == ("stop"
+                                                if completion.token_ids[-1] in end else "length")
 
 
 def test_ends_as_soon_as_nothing_better_can_come():
@@ -60,12 +62,16 @@ def test_width_one_is_greedy():
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 @pytest.mark.parametrize("caching", [True, False])
 def test_beside_other_requests_and_under_pressure(preemption, caching):
-    """The pool holds the beams alone, or some of them with the others: beams are preempted and come back."""
-    engine = make_engine(num_blocks=16, block_size=2, max_num_batched_tokens=7, preemption=preemption,
-                         enable_prefix_caching=caching)
+    """The pool holds the beams alone, or some of them with the others: beams are preempted and come
+    back."""
+    engine = make_engine(num_blocks=16, block_size=2, max_num_batched_tokens=7,
+                         preemption=preemption, enable_prefix_caching=caching)
     engine.add_request([7, 7, 7], SamplingParams(max_tokens=14))
     engine.add_request([9, 8], SamplingParams(max_tokens=12))
-    ids = [engine.add_request(PROMPT + [i], BeamSearchParams(beam_width=3, max_tokens=5)) for i in range(3)]
+    ids = [
+        engine.add_request(PROMPT + [i], BeamSearchParams(beam_width=3, max_tokens=5))
+        for i in range(3)
+    ]
     outputs = run(engine)
     for i, request_id in enumerate(ids):
         assert brute_force(PROMPT + [i], 3, 5, [], distribution) == found(outputs[request_id])
@@ -78,9 +84,11 @@ def test_common_prefixes_are_held_once_and_the_saving_is_reported():
     config = EngineConfig(num_blocks=200, block_size=4)
     engine = Engine(config, OracleRunner(200, 4), trace=trace)
     output = search(engine, prompt=list(range(40)), beam_width=4, max_tokens=12)
-    assert 0.5 < output.metrics.memory_saved < 0.75            # 10 blocks of the prompt, shared by four
-    assert summary(trace)["memory_saved_by_sharing"] == pytest.approx(output.metrics.memory_saved, abs=0.05)
-    assert engine.runner.num_computed_tokens == 40 + 4 * 11    # the prompt once, then a token a beam and step
+    assert 0.5 < output.metrics.memory_saved < 0.75  # 10 blocks of the prompt, shared by four
+    assert summary(trace)["memory_saved_by_sharing"] == pytest.approx(output.metrics.memory_saved,
+                                                                      abs=0.05)
+    # The prompt once, then a token a beam and step
+    assert engine.runner.num_computed_tokens == 40 + 4 * 11
 
 
 def test_at_most_one_block_is_copied_for_each_beam_that_forks():
@@ -123,17 +131,21 @@ def test_a_failed_step_begins_the_search_again():
         assert brute_force(PROMPT, 2, 6, [], distribution) == found(output)
 
 
-@pytest.mark.parametrize("params, word", [
-    (dict(beam_width=0), "beam_width"), (dict(beam_width=1.5), "beam_width"), (dict(n=2), "n is 2"),
-    (dict(temperature=0.7), "temperature"), (dict(top_k=3), "top_k"), (dict(stop="x"), "stop"),
-    (dict(length_penalty=float("nan")), "length_penalty"), (dict(logprobs=3), "logprobs")])
+@pytest.mark.parametrize("params, word", [(dict(beam_width=0), "beam_width"),
+                                          (dict(beam_width=1.5), "beam_width"),
+                                          (dict(n=2), "n is 2"),
+                                          (dict(temperature=0.7), "temperature"),
+                                          (dict(top_k=3), "top_k"), (dict(stop="x"), "stop"),
+                                          (dict(length_penalty=float("nan")), "length_penalty"),
+                                          (dict(logprobs=3), "logprobs")])
 def test_params_that_make_no_sense_are_refused(params, word):
     with pytest.raises(ValueError, match=word):
         BeamSearchParams(**params)
 
 
 def test_beams_that_can_never_fit_are_refused():
-    """They wait for each other, so all must fit at once; without a cache nothing is sure to be shared."""
+    """They wait for each other, so all must fit at once; without a cache nothing is sure to be
+    shared."""
     engine = make_engine(num_blocks=8, block_size=2, max_num_seqs=4)
     with pytest.raises(ValueError, match="in 3 beams need 9 blocks.*8"):
         engine.add_request(PROMPT, BeamSearchParams(beam_width=3, max_tokens=2))
@@ -143,7 +155,9 @@ def test_beams_that_can_never_fit_are_refused():
 
 
 def test_a_runner_without_logprobs_is_an_error():
+
     class Runner:
+
         def execute(self, batch):
             return [0] * len(batch.requests)
 
@@ -156,18 +170,22 @@ def test_a_runner_without_logprobs_is_an_error():
 
 
 def test_llm_gives_text_and_scores():
+
     class Letters:
+
         def token_bytes(self, token):
             return bytes([97 + token % 26])
 
     decoder = random_decoder(TINY_LLAMA, seed=2)
     end = set(range(0, TINY_LLAMA.vocab_size, 9))
-    llm = LLM(Loaded(decoder, TINY_LLAMA, Letters(), end, 0), device="cpu", block_size=4, num_blocks=64)
+    llm = LLM(Loaded(decoder, TINY_LLAMA, Letters(), end, 0), device="cpu", block_size=4,
+              num_blocks=64)
     prompts = [[1, 2, 3, 4, 5, 6], [9, 8, 7]]
     outputs = llm.beam_search(prompts, beam_width=3, max_tokens=5, use_tqdm=False)
     for prompt, output in zip(prompts, outputs):
-        best = brute_force(prompt, 3, 5, end, lambda tokens: dict(enumerate(
-            logits_of(decoder, tokens)[-1].log_softmax(-1).tolist())))
+        best = brute_force(
+            prompt, 3, 5, end,
+            lambda tokens: dict(enumerate(logits_of(decoder, tokens)[-1].log_softmax(-1).tolist())))
         for completion, (tokens, logprob) in zip(output.outputs, best, strict=True):
             assert completion.token_ids == tokens
             assert completion.cumulative_logprob == pytest.approx(logprob, abs=1e-4)

@@ -1,4 +1,5 @@
-"""The kernel benchmark counts bytes and operations right, deals inputs fairly, and its record can be judged.
+"""The kernel benchmark counts bytes and operations right, deals inputs fairly, and its record can
+be judged.
 
 The times themselves need a GPU and are not asserted anywhere.
 """
@@ -10,7 +11,7 @@ import torch
 
 from paged.__main__ import main
 from paged.bench import kernels
-from paged.notebook import record
+from paged.lab.notebook import record
 
 
 def test_bytes_and_operations_of_a_shape():
@@ -25,7 +26,8 @@ def test_bytes_and_operations_of_a_shape():
 def test_the_table_is_of_the_agreed_shapes():
     shapes = kernels.all_shapes()
     assert [s.name for s in shapes if s.kind == "decode" and s.block_size == 16] == [
-        "1 × 8,192", "8 × 1,024", "16 × 4,096", "64 × 4,096", "256 × 1,024", "64 skewed"]
+        "1 × 8,192", "8 × 1,024", "16 × 4,096", "64 × 4,096", "256 × 1,024", "64 skewed"
+    ]
     assert {s.block_size for s in shapes} >= {1, 16, 256}
     lengths = kernels.skewed_contexts()
     assert len(lengths) == 64 and min(lengths) >= 128 and max(lengths) <= 32_768
@@ -36,13 +38,16 @@ def test_inputs_share_no_block_and_stand_for_their_shape():
     shape = kernels.Shape("mixed", "small", (40, 7, 33), (1, 7, 5), block_size=16)
     pool = torch.randn(2, 16 * 30, kernels.NUM_KV_HEADS, kernels.HEAD_DIM).to(kernels.DTYPE)
     inputs = kernels.Inputs(shape, pool, "cpu", sets=4)
-    blocks = [table[row, :-(-context // 16)] for _, _, _, table, *_ in inputs.sets
-              for row, context in enumerate(shape.contexts)]
+    blocks = [
+        table[row, :-(-context // 16)] for _, _, _, table, *_ in inputs.sets
+        for row, context in enumerate(shape.contexts)
+    ]
     assert len(inputs.sets) == 4 and len(set(torch.cat(blocks).tolist())) == 4 * (3 + 1 + 3)
     q, k, _, _, lengths, starts, _ = inputs.sets[0]
     assert len(q) == 13 and lengths.tolist() == [40, 7, 33] and starts.tolist() == [0, 1, 8, 13]
     assert k.data_ptr() == pool.data_ptr()
-    with pytest.raises(ValueError, match="needs 7 blocks of 16, and the memory of this card leaves 2"):
+    with pytest.raises(ValueError,
+                       match="needs 7 blocks of 16, and the memory of this card leaves 2"):
         kernels.Inputs(shape, pool[:, :32], "cpu", sets=4)
 
 
@@ -66,9 +71,11 @@ def test_the_published_record_can_be_judged():
     published = record("kernels_h200")
     assert all(published[key] for key in ("device", "driver", "torch", "date", "commit", "command"))
     timed = [row for row in published["rows"] if "failed" not in row]
-    assert all(len(row[key]) >= 20 for row in timed for key in ("call_us", "graph_us") if key in row)
+    assert all(
+        len(row[key]) >= 20 for row in timed for key in ("call_us", "graph_us") if key in row)
     names = {(shape.name, shape.block_size) for shape in kernels.all_shapes()}
-    assert names <= {(row["shape"], row["block_size"]) for row in timed if row["backend"] == "triton"}
+    assert names <= {(row["shape"], row["block_size"])
+                     for row in timed if row["backend"] == "triton"}
     row = next(row for row in timed if row["shape"] == "64 × 4,096" and row["backend"] == "triton")
     share = row["bytes"] / statistics.median(row["graph_us"]) * 1e6 / published["copy_bytes_per_s"]
     assert f"{share:.2f} of copy" in kernels.table(published)

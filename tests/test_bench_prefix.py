@@ -10,7 +10,8 @@ from paged.bench import prefix
 @pytest.mark.parametrize("load", prefix.LOADS)
 def test_hit_rates(load):
     rates = {(cache, size): prefix.measure(prefix.LOADS[load], cache, size)["hit_rate"]
-             for cache in ("hash", "radix") for size in (16, 4)}
+             for cache in ("hash", "radix")
+             for size in (16, 4)}
     assert rates["hash", 16] == rates["radix", 16] and rates["hash", 4] == rates["radix", 4]
     assert rates["hash", 4] > rates["hash", 16] > 0.75
 

@@ -13,13 +13,13 @@ from paged.bench.recompute import (
     decode_without_cache,
     step_seconds,
 )
+from paged.lab.notebook import record
 from paged.memory import projections_with_cache, projections_without_cache
 from paged.models.config import ModelConfig
 from paged.models.decoder import random_decoder
-from paged.notebook import record
 
-CONFIG = ModelConfig("qwen3", vocab_size=61, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4,
-                     num_kv_heads=2, head_dim=8, qk_norm=True)
+CONFIG = ModelConfig("qwen3", vocab_size=61, hidden_size=32, intermediate_size=48, num_layers=2,
+                     num_heads=4, num_kv_heads=2, head_dim=8, qk_norm=True)
 
 
 def tokens_through(decoder, steps):
@@ -39,7 +39,8 @@ def test_both_loops_give_the_same_tokens_for_the_counted_work(context, steps):
     kept, seen_kept = tokens_through(decoder, decode_with_cache(decoder, prompt, steps))
     assert again == kept and len(kept) == steps
     assert 3 * seen_again == projections_without_cache(context, steps)
-    # The prefill yields the first token: one step fewer than the published count, which ends a token later.
+    # The prefill yields the first token: one step fewer than the published count, which ends a
+    # token later.
     assert 3 * seen_kept == projections_with_cache(context, steps - 1)
 
 

@@ -1,4 +1,5 @@
-"""The end-to-end benchmarks: the workload is the published one, and both run and record what they say."""
+"""The end-to-end benchmarks: the workload is the published one, and both run and record what they
+say."""
 
 import json
 import re
@@ -13,8 +14,9 @@ import paged.bench.workload as workload
 from paged.__main__ import main
 from paged.models.config import ModelConfig
 
-TINY = ModelConfig("qwen3", vocab_size=10_001, hidden_size=16, intermediate_size=24, num_layers=1, num_heads=4,
-                   num_kv_heads=2, head_dim=8, qk_norm=True, tie_word_embeddings=True, max_position_embeddings=4096)
+TINY = ModelConfig("qwen3", vocab_size=10_001, hidden_size=16, intermediate_size=24, num_layers=1,
+                   num_heads=4, num_kv_heads=2, head_dim=8, qk_norm=True, tie_word_embeddings=True,
+                   max_position_embeddings=4096)
 
 
 def test_the_workload_has_the_published_size():
@@ -34,24 +36,32 @@ def test_other_first_tokens_leave_nothing_to_the_prefix_cache():
 def test_the_workload_benchmark_records(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(workload, "QWEN3_0_6B", TINY)
     path = tmp_path / "record.json"
-    workload.main(["--device", "cpu", "--layers", "1", "--budget", "64", "--requests", "2", "--longest", "3",
-                   "--tokens", "2", "--output", str(path)])
+    workload.main([
+        "--device", "cpu", "--layers", "1", "--budget", "64", "--requests", "2", "--longest", "3",
+        "--tokens", "2", "--output",
+        str(path)
+    ])
     record = json.loads(path.read_text())
     prompts, params = workload.workload(2, 1, 3)
     wanted = sum(p.max_tokens for p in params)
     assert record["output_tokens"] == wanted <= 6 and len(record["workload_tokens_per_s"]) == 2
     assert sum(tokens for tokens, _, _ in record["steps"]) == sum(map(len, prompts)) + wanted - 2
-    assert record["gaps"]["longest_ms"] >= record["gaps"]["median_ms"] > 0 and record["gaps"]["prompt_tokens"] == 6
+    assert record["gaps"]["longest_ms"] >= record["gaps"]["median_ms"] > 0 and record["gaps"][
+        "prompt_tokens"] == 6
     assert set(record["start_up_phases_s"][0]) == {"weights", "pool"}
     assert "workload_tokens_per_s" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("argv, words", [
-    (["workload", "--requests", "0"], "--requests is 0"), (["workload", "--tokens", "-1"], "--tokens is -1"),
-    (["workload", "--output", "/nonexist/x.json"], "/nonexist/x.json cannot be written"),
-    (["peer", "--output", "/nonexist/x.json"], "/nonexist/x.json cannot be written"),
-    (["peer", "--rounds", "0"], "--rounds is 0"), (["workload", "--device", "xpu"], "device is 'xpu'"),
-    (["workload", "--device", "cuda:99"], "'cuda:99' was asked for"), (["peer", "--device", "cuda:99"], "'cuda:99'")])
+@pytest.mark.parametrize(
+    "argv, words",
+    [(["workload", "--requests", "0"], "--requests is 0"),
+     (["workload", "--tokens", "-1"], "--tokens is -1"),
+     (["workload", "--output", "/nonexist/x.json"], "/nonexist/x.json cannot be written"),
+     (["peer", "--output", "/nonexist/x.json"], "/nonexist/x.json cannot be written"),
+     (["peer", "--rounds", "0"], "--rounds is 0"),
+     (["workload", "--device", "xpu"], "device is 'xpu'"),
+     (["workload", "--device", "cuda:99"], "'cuda:99' was asked for"),
+     (["peer", "--device", "cuda:99"], "'cuda:99'")])
 def test_mistakes_are_sentences_before_anything_is_measured(argv, words, capsys):
     assert main(["bench", *argv]) == 2
     err = capsys.readouterr().err.strip()
@@ -60,17 +70,28 @@ def test_mistakes_are_sentences_before_anything_is_measured(argv, words, capsys)
 
 def test_kernels_that_overlap_count_once():
     """A kernel that starts beside another one and waits for it adds only what it lasts longer."""
-    def event(name, start, end, device=torch.autograd.DeviceType.CUDA):
-        return SimpleNamespace(name=name, device_type=device, time_range=SimpleNamespace(start=start, end=end))
 
-    events = [event("_product_kernel", 1002, 1012), event("_decode_kernel", 1000, 1010), event("nvjet", 1011, 1020),
-              event("Memcpy DtoH", 1024, 1025), event("nvjet", 1013, 1014),
-              event("cudaLaunchKernel", 0, 5000, torch.autograd.DeviceType.CPU)]
+    def event(name, start, end, device=torch.autograd.DeviceType.CUDA):
+        return SimpleNamespace(name=name, device_type=device, time_range=SimpleNamespace(
+            start=start, end=end))
+
+    events = [
+        event("_product_kernel", 1002, 1012),
+        event("_decode_kernel", 1000, 1010),
+        event("nvjet", 1011, 1020),
+        event("Memcpy DtoH", 1024, 1025),
+        event("nvjet", 1013, 1014),
+        event("cudaLaunchKernel", 0, 5000, torch.autograd.DeviceType.CPU)
+    ]
     split = workload.kernel_split(events, steps=2)
-    halves = {name: pytest.approx(us / 2e3) for name, us in (("attention", 10), ("products", 20), ("copies", 1))}
+    halves = {
+        name: pytest.approx(us / 2e3)
+        for name, us in (("attention", 10), ("products", 20), ("copies", 1))
+    }
     assert split["kernels_ms"] == halves
     assert split["busy_ms"] == halves | {"products": pytest.approx(10 / 2e3)}
-    assert split["profiled_ms"] == pytest.approx(25 / 2e3) and sum(split["busy_ms"].values()) <= split["profiled_ms"]
+    assert split["profiled_ms"] == pytest.approx(25 / 2e3) and sum(
+        split["busy_ms"].values()) <= split["profiled_ms"]
     assert ["_product_kernel", 0.5, pytest.approx(5e-3)] in split["top_kernels"]
 
 
@@ -92,10 +113,16 @@ def test_the_parts_of_a_step_on_the_clock():
 
 
 def test_the_peer_benchmark_records(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(peer, "SMOLLM2", peer.SMOLLM2 | {
-        "vocab_size": 10_001, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 4096})
+    monkeypatch.setattr(
+        peer, "SMOLLM2", peer.SMOLLM2 | {
+            "vocab_size": 10_001, "hidden_size": 16, "intermediate_size": 24,
+            "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "head_dim": 8, "max_position_embeddings": 4096
+        })
     path = tmp_path / "record.json"
-    peer.main(["--device", "cpu", "--rounds", "2", "--prompt", "4", "--tokens", "3", "--output", str(path)])
+    peer.main([
+        "--device", "cpu", "--rounds", "2", "--prompt", "4", "--tokens", "3", "--output",
+        str(path)
+    ])
     assert {len(samples) for samples in json.loads(path.read_text())["seconds"].values()} == {2}
     assert "times the speed" in capsys.readouterr().out

@@ -1,8 +1,11 @@
-"""The block pool against a model that is too simple to be wrong: a Python list and a dictionary of counts.
+"""The block pool against a model that is too simple to be wrong: a Python list and a dictionary of
+counts.
 
-Protects: free and used blocks partition the pool, whatever is called in whatever order; a call that fails
-changes nothing; blocks are handed out again in the order in which they were freed; a block leaves the middle of
-the queue in O(1); fork and copy-on-write; and the traces of the pool of eight, the seven tokens and the two prompts.
+Protects: free and used blocks partition the pool, whatever is called in whatever order; a call that
+    fails
+changes nothing; blocks are handed out again in the order in which they were freed; a block leaves
+the middle of the queue in O(1); fork and copy-on-write; and the traces of the pool of eight, the
+seven tokens and the two prompts.
 """
 
 import pytest
@@ -109,7 +112,8 @@ class PoolMachine(RuleBasedStateMachine):
             assert state(self.pool) == before and table[index] == source
         elif not self.queue:
             copy = list(table)
-            refused(self.pool, MemoryError, lambda: self.pool.copy_on_write(table, index), "a free block")
+            refused(self.pool, MemoryError, lambda: self.pool.copy_on_write(table, index),
+                    "a free block")
             assert table == copy
         else:
             destination = self.queue[0]
@@ -182,7 +186,8 @@ def test_four_score_and_seven():
     filled = [len(tokens[i * block_size:(i + 1) * block_size]) for i in range(len(table))]
     assert filled == [4, 3]
     tokens.append("fathers")
-    assert len(tokens) == len(table) * block_size and pool.num_free() == 1     # it fills block 1: no call
+    assert len(
+        tokens) == len(table) * block_size and pool.num_free() == 1  # it fills block 1: no call
     tokens.append("brought")
     table += pool.allocate(1)
     assert table == [7, 1, 3] and len(tokens) - 2 * block_size == 1
@@ -210,7 +215,8 @@ def test_a_freed_block_is_reactivated_out_of_the_middle_of_the_queue():
     pool.share([2, 0])
     assert pool.free_queue() == [1, 3, 4] and pool.ref_cnt == [1, 0, 2, 0, 0]
     assert [event["event"] for event in pool.trace.events[-3:]] == [
-        "KV_BLOCK_REACTIVATE", "KV_BLOCK_REUSE", "KV_BLOCK_REACTIVATE"]
+        "KV_BLOCK_REACTIVATE", "KV_BLOCK_REUSE", "KV_BLOCK_REACTIVATE"
+    ]
     pool.free([2, 2, 0])
     assert pool.free_queue() == [1, 3, 4, 2, 0], "freed last, handed out last"
 
@@ -261,7 +267,8 @@ def test_copy_on_write_of_three_branches_copies_twice():
 
 @given(prompt=st.integers(1, 40), block_size=st.integers(1, 8), branches=st.integers(1, 5))
 def test_a_fork_copies_at_most_the_last_block(prompt, block_size, branches):
-    """Each branch appends one token: full blocks of the prompt stay shared, a partial last one is copied."""
+    """Each branch appends one token: full blocks of the prompt stay shared, a partial last one is
+    copied."""
     pool = BlockPool(64)
     parent = pool.allocate(-(-prompt // block_size))
     tables = [parent] + [pool.fork(parent) for _ in range(branches - 1)]
@@ -275,7 +282,8 @@ def test_a_fork_copies_at_most_the_last_block(prompt, block_size, branches):
     assert len(copied) == (branches - 1 if prompt % block_size else 0)
     full = prompt // block_size
     assert all(table[:full] == parent[:full] for table in tables)
-    assert len({table[full] for table in tables}) == branches, "no two branches write into one block"
+    assert len({table[full]
+                for table in tables}) == branches, "no two branches write into one block"
     pool.check_integrity(tables)
 
 

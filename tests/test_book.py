@@ -1,7 +1,9 @@
-"""Protects the book as a reader meets it: it builds without a warning, and its pages work in a browser.
+"""Protects the book as a reader meets it: it builds without a warning, and its pages work in a
+browser.
 
-The build starts from nothing, runs every chapter, and fails on a warning or a cell that raises. Every page is
-then opened in Chromium, light and dark, wide and on a phone: no script errors, no request to another site, no
+The build starts from nothing, runs every chapter, and fails on a warning or a cell that raises.
+Every page is then opened in Chromium, light and dark, wide and on a phone: no script errors, no
+    request to another site, no
 sideways scrolling, buttons that lead to the right place, figures that react to the keyboard.
 """
 
@@ -20,8 +22,8 @@ sys.path.insert(0, str(ROOT / "book"))
 import measure_engine
 import sync
 
-from paged.models.default_model import FILE, cache_directory
-from paged.notebook import record
+from paged.lab.notebook import record
+from paged.models.loader.default_model import FILE, cache_directory
 from tests.serving import served
 
 pytestmark = pytest.mark.book
@@ -56,15 +58,17 @@ def test_the_repository_is_named_once():
     naming = []
     for path in ROOT.rglob("*"):
         name = path.relative_to(ROOT)
-        if path.suffix in (".md", ".py", ".yml", ".toml", ".txt", ".js", ".css") and not (
-                name.parts[0].startswith(".") or name.parts[0] in ("_build", "node_modules")):
+        if path.suffix in (".md", ".py", ".yml", ".toml", ".txt", ".js",
+                           ".css") and not (name.parts[0].startswith(".")
+                                            or name.parts[0] in ("_build", "node_modules")):
             if REPOSITORY["url"] in path.read_text(encoding="utf-8", errors="ignore"):
                 naming.append(name.as_posix())
     assert naming == ["_config.yml"]
 
 
 def test_the_versions_of_the_decode_kernel_are_recorded():
-    """The closing figure of Kernels has a bar for every version on every batch, and each listing its times."""
+    """The closing figure of Kernels has a bar for every version on every batch, and each listing
+    its times."""
     chapter = (ROOT / "book" / "kernels.md").read_text(encoding="utf-8")
     steps = record("kernels_versions_h200")
     shapes = {row["shape"] for row in steps["rows"]}
@@ -75,35 +79,49 @@ def test_the_versions_of_the_decode_kernel_are_recorded():
     assert all(len(times) == 20 for times in rows.values())
     figure = chapter[chapter.index("def plot_versions"):].split("```")[0]
     assert figure.count("\nplot_versions()\n") == 1 and "step(name, shape)[1]" in figure
-    assert [version for version in re.findall(r'\("(\w+)", "', figure) if version in versions] == versions
-    assert 'steps = record("kernels_versions_h200")' in chapter and all(f'"{shape}"' in figure for shape in shapes)
+    assert [version for version in re.findall(r'\("(\w+)", "', figure)
+            if version in versions] == versions
+    assert 'steps = record("kernels_versions_h200")' in chapter and all(f'"{shape}"' in figure
+                                                                        for shape in shapes)
 
 
 def test_the_museum_on_a_gpu_is_recorded():
-    """The engine chapter holds it against its own run: the same events, except that each request ends a step later."""
+    """The engine chapter holds it against its own run: the same events, except that each request
+    ends a step later."""
+
     def bare(events):
-        return [{key: value for key, value in event.items() if key not in ("seconds", "device", "card")}
-                for event in events]
+        return [{
+            key: value
+            for key, value in event.items() if key not in ("seconds", "device", "card")
+        } for event in events]
 
     gpu, chapter = record("engine_h200"), ROOT / "book" / "engine.md"
-    assert {"command", "date", "device", "driver", "torch", "cuda", "commit", "attention"} <= set(gpu)
+    assert {"command", "date", "device", "driver", "torch", "cuda", "commit",
+            "attention"} <= set(gpu)
     steps = [event for event in gpu["events"] if event["event"] == "STEP"]
     assert [step["step"] for step in steps] == list(range(1, len(steps) + 1))
-    assert all(step["seconds"] > 0 for step in steps) and steps[0]["prefill"] and not steps[0]["decode"]
+    assert all(step["seconds"] > 0
+               for step in steps) and steps[0]["prefill"] and not steps[0]["decode"]
     assert 'device="cuda"' in gpu["place"]
     code = "\n".join(measure_engine.CELL.findall(chapter.read_text(encoding="utf-8")))
     assert code.count(measure_engine.PLACE) == 1 and "engine.step()" in code
     if not (cache_directory() / FILE).exists():
         pytest.skip("the default model is not in the cache")
     names = measure_engine.museum(chapter, measure_engine.PLACE)
-    assert gpu["answers"] == {name: output.outputs[0].text for name, output in names["outputs"].items()}
+    assert gpu["answers"] == {
+        name: output.outputs[0].text
+        for name, output in names["outputs"].items()
+    }
     here, there = bare(names["trace"].events), bare(gpu["events"])
-    moves, moves_there = ([(event["event"], event["block"], event["free"]) for event in events if "block" in event]
-                          for events in (here, there))
+    moves, moves_there = ([(event["event"], event["block"], event["free"]) for event in events
+                           if "block" in event] for events in (here, there))
     assert moves == moves_there
-    ends, ends_there = ({event["request"]: event["step"] for event in events if event.get("after") == "finished"}
-                        for events in (here, there))
-    assert ends_there == {request: step + 1 for request, step in ends.items()} and set(ends) == {"A", "B"}
+    ends, ends_there = ({
+        event["request"]: event["step"]
+        for event in events if event.get("after") == "finished"
+    } for events in (here, there))
+    assert ends_there == {request: step + 1
+                          for request, step in ends.items()} and set(ends) == {"A", "B"}
     before = [[event for event in events if event["step"] < ends["A"]] for events in (here, there)]
     assert before[0] == before[1]
 
@@ -150,18 +168,26 @@ with tempfile.TemporaryDirectory() as folder:
 
 
 def test_programs_that_fit_on_a_multiprocessor(tmp_path):
-    """Kernels explains versions 3 and 4 by them: compiled for an H200, by registers and shared memory."""
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path),
-                   "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "book")])}
-    run = subprocess.run([sys.executable, "-c", RESOURCES], env=environment, cwd=ROOT, capture_output=True, text=True)
+    """Kernels explains versions 3 and 4 by them: compiled for an H200, by registers and shared
+    memory."""
+    environment = {
+        **os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "book")])
+    }
+    run = subprocess.run([sys.executable, "-c", RESOURCES], env=environment, cwd=ROOT,
+                         capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-3000:]
     fits = {}
     for line in run.stdout.splitlines():
         kernel, registers, shared = line.split()
-        by_registers = 2**16 // (4 * 32 * 8 * -(-int(registers) // 8))         # 4 warps; handed out in eights
-        fits[kernel] = min(by_registers, 228 * 2**10 // (int(shared) + 2**10))  # 1 KiB a program is the system's
-    said = re.search(r"^fit = (\{.*?\})", (ROOT / "book" / "kernels.md").read_text(encoding="utf-8"), re.M)
-    assert ast.literal_eval(said[1]) == {"heads_together": fits["group_kernel"], "pipelined": fits["split_kernel"]}
+        by_registers = 2**16 // (4 * 32 * 8 * -(-int(registers) // 8)
+                                 )  # 4 warps; handed out in eights
+        fits[kernel] = min(by_registers, 228 * 2**10 //
+                           (int(shared) + 2**10))  # 1 KiB a program is the system's
+    said = re.search(r"^fit = (\{.*?\})",
+                     (ROOT / "book" / "kernels.md").read_text(encoding="utf-8"), re.M)
+    assert ast.literal_eval(
+        said[1]) == {"heads_together": fits["group_kernel"], "pipelined": fits["split_kernel"]}
 
 
 @pytest.fixture(scope="session")
@@ -171,8 +197,11 @@ def site(tmp_path_factory) -> Path:
     program = Path(sys.executable).with_name("jupyter-book")
     # As from a reader's shell, without what conftest.py sets for the tests.
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    run = subprocess.run([program, "build", str(ROOT), "-W", "--keep-going", "--path-output", str(folder)],
-                         env={**environment, "NO_COLOR": "1"}, capture_output=True, text=True, timeout=1500)
+    run = subprocess.run(
+        [program, "build",
+         str(ROOT), "-W", "--keep-going", "--path-output",
+         str(folder)], env={**environment, "NO_COLOR": "1"}, capture_output=True, text=True,
+        timeout=1500)
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-8000:]
     return folder / "_build" / "html"
 
@@ -198,8 +227,8 @@ def test_buttons_lead_to_the_right_place(site, page):
     owner = REPOSITORY["url"].removeprefix("https://github.com/")
     branch = REPOSITORY["branch"]
     for address in (f"https://colab.research.google.com/github/{owner}/blob/{branch}/{page}.ipynb",
-                    f"{REPOSITORY['url']}/edit/{branch}/{page}.md", f"{REPOSITORY['url']}/issues/new?",
-                    f"_sources/{page}.ipynb"):
+                    f"{REPOSITORY['url']}/edit/{branch}/{page}.md",
+                    f"{REPOSITORY['url']}/issues/new?", f"_sources/{page}.ipynb"):
         assert address in html, address
     downloaded = (site / "_sources" / f"{page}.ipynb").read_text(encoding="utf-8")
     assert f"git+{REPOSITORY['url']}" in downloaded and sync.FROM_CHECKOUT not in downloaded
@@ -213,7 +242,8 @@ def address(site):
 
 @pytest.fixture
 def open_page(browser):
-    """open_page(url, **context options): the page, and a list that collects what goes wrong in it."""
+    """open_page(url, **context options): the page, and a list that collects what goes wrong in
+    it."""
     contexts = []
 
     def open_(url: str, **options):
@@ -221,9 +251,12 @@ def open_page(browser):
         page, wrong = contexts[-1].new_page(), []
         home = ("/".join(url.split("/")[:3]), "data:", "blob:")
         page.on("pageerror", lambda error: wrong.append(f"script error: {error}"))
-        page.on("console", lambda line: line.type == "error" and wrong.append(f"console: {line.text}"))
-        page.on("response", lambda got: got.status >= 400 and wrong.append(f"{got.status}: {got.url}"))
-        page.on("request", lambda sent: sent.url.startswith(home) or wrong.append(f"outside: {sent.url}"))
+        page.on("console",
+                lambda line: line.type == "error" and wrong.append(f"console: {line.text}"))
+        page.on("response",
+                lambda got: got.status >= 400 and wrong.append(f"{got.status}: {got.url}"))
+        page.on("request",
+                lambda sent: sent.url.startswith(home) or wrong.append(f"outside: {sent.url}"))
         page.goto(url, wait_until="load")
         return page, wrong
 
@@ -243,7 +276,8 @@ def is_dark(page, selector: str) -> bool:
 
 def excess_width(page) -> int:
     """Pixels by which the page can be scrolled sideways."""
-    return page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    return page.evaluate(
+        "document.documentElement.scrollWidth - document.documentElement.clientWidth")
 
 
 @pytest.mark.parametrize("page", PAGES + ["genindex", "search"])
@@ -254,10 +288,12 @@ def test_page_in_a_browser(address, open_page, page):
         figures = opened.query_selector_all(".paged-figure")
         assert all(figure.query_selector(".title") for figure in figures), "a figure stayed empty"
         for selector in ["body", ".paged-figure"][:1 + bool(figures)]:
-            assert is_dark(opened, selector) == (scheme == "dark"), f"{scheme}: the background of {selector}"
+            assert is_dark(
+                opened, selector) == (scheme == "dark"), f"{scheme}: the background of {selector}"
         for size in ({"width": 1280, "height": 900}, PHONE):
             opened.set_viewport_size(size)
-            assert excess_width(opened) <= 0, f"{size}: scrolls sideways by {excess_width(opened)} pixels"
+            assert excess_width(
+                opened) <= 0, f"{size}: scrolls sideways by {excess_width(opened)} pixels"
         assert not wrong, f"{scheme}: {wrong}"
 
 
@@ -310,13 +346,14 @@ def test_figures_react(address, open_page):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_figures_work_without_the_book(tmp_path, monkeypatch, open_page, scheme):
     """In Jupyter, Colab or a file there is no style of ours but the figure's own."""
-    from paged import BlockPool, Trace, notebook
+    from paged import BlockPool, Trace
+    from paged.lab import notebook
 
     shown = []
     monkeypatch.setattr(notebook, "display", shown.append)
     notebook.explorer("Bars", lambda size, n: {"paged": {"used": n, "internal": size}},
-                      {"Size": [1, 2, 4], "Requests": [10, 20]}, {"used": "tokens", "internal": "waste"},
-                      "slots")
+                      {"Size": [1, 2, 4], "Requests": [10, 20]},
+                      {"used": "tokens", "internal": "waste"}, "slots")
     pool = BlockPool(12, trace=Trace())
     film = notebook.Film(pool, 16)
     blocks = pool.allocate(3)
@@ -324,8 +361,9 @@ def test_figures_work_without_the_book(tmp_path, monkeypatch, open_page, scheme)
         film.shot(f"{count} tokens", A=(blocks, ["word"] * count))
     film.play("A film")
     file = tmp_path / "output.html"
-    file.write_text("<!doctype html><meta charset=utf-8><meta name=viewport content='width=device-width'>"
-                    + "".join(output.data for output in shown), encoding="utf-8")
+    file.write_text(
+        "<!doctype html><meta charset=utf-8><meta name=viewport content='width=device-width'>"
+        + "".join(output.data for output in shown), encoding="utf-8")
     opened, wrong = open_page(file.as_uri(), color_scheme=scheme, viewport=PHONE)
     assert react(opened) == 2 and not wrong
     assert excess_width(opened) <= 0

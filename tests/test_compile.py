@@ -1,8 +1,10 @@
-"""Every Triton kernel is compiled for an H200 and for smaller cards, on any machine: the compiler needs no GPU.
+"""Every Triton kernel is compiled for an H200 and for smaller cards, on any machine: the compiler
+needs no GPU.
 
-Protects what the interpreter cannot: code that only Python accepts, tiles that do not fit the shared memory of a card,
-and values that do not fit its registers. The launches are those of the package's own functions, caught before they
-reach a GPU.
+Protects what the interpreter cannot: code that only Python accepts, tiles that do not fit the
+    shared memory of a card,
+and values that do not fit its registers. The launches are those of the package's own functions,
+caught before they reach a GPU.
 """
 
 import os
@@ -60,8 +62,8 @@ OBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjd
 capability, memory = int(sys.argv[6]), int(sys.argv[7]) * 1024
 
 JITFunction.run = compile_only
-from paged import fused, products
-from paged.attention import triton_decode, triton_prefill, triton_store, triton_tile
+from paged.kernels import fused, products
+from paged.kernels import common as triton_tile, decode as triton_decode, prefill as triton_prefill, store as triton_store
 card = triton_tile.Card(132, capability // 10, memory)
 for module in (triton_tile, products, triton_decode, triton_prefill):
     module.device_properties = lambda device: card
@@ -97,19 +99,23 @@ for module in (fused, products, triton_decode, triton_prefill, triton_store):
 '''
 
 
-@pytest.mark.parametrize("capability, memory, heads, kv_heads, dim, dtype, tokens", [
-    (90, 227, 16, 8, 128, "bfloat16", "1,32,128,256,8192"),      # H100, H200
-    (90, 227, 16, 2, 80, "float32", "5"),
-    (80, 163, 16, 8, 128, "bfloat16", "5,128"),                  # A100
-    (89, 99, 16, 8, 128, "bfloat16", "5,32,128"),                # L4, RTX 4090
-    (120, 99, 16, 8, 128, "bfloat16", "5,128"),                  # RTX 5090
-    (75, 64, 9, 3, 64, "float16", "5"),                          # T4
-    (90, 227, 32, 4, 128, "bfloat16", "5,128"),                  # groups of 8, 32 and 1 query heads
-    (90, 227, 32, 1, 128, "bfloat16", "5"),
-    (80, 163, 8, 8, 256, "bfloat16", "9"),
-    (89, 99, 8, 8, 256, "float32", "5")])
+@pytest.mark.parametrize(
+    "capability, memory, heads, kv_heads, dim, dtype, tokens",
+    [
+        (90, 227, 16, 8, 128, "bfloat16", "1,32,128,256,8192"),  # H100, H200
+        (90, 227, 16, 2, 80, "float32", "5"),
+        (80, 163, 16, 8, 128, "bfloat16", "5,128"),  # A100
+        (89, 99, 16, 8, 128, "bfloat16", "5,32,128"),  # L4, RTX 4090
+        (120, 99, 16, 8, 128, "bfloat16", "5,128"),  # RTX 5090
+        (75, 64, 9, 3, 64, "float16", "5"),  # T4
+        (90, 227, 32, 4, 128, "bfloat16", "5,128"),  # groups of 8, 32 and 1 query heads
+        (90, 227, 32, 1, 128, "bfloat16", "5"),
+        (80, 163, 8, 8, 256, "bfloat16", "9"),
+        (89, 99, 8, 8, 256, "float32", "5")
+    ])
 def test_every_kernel_compiles(capability, memory, heads, kv_heads, dim, dtype, tokens, tmp_path):
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     arguments = map(str, (heads, kv_heads, dim, dtype, tokens, capability, memory))
-    result = subprocess.run([sys.executable, "-c", SCRIPT, *arguments], env=environment, capture_output=True, text=True)
+    result = subprocess.run([sys.executable, "-c", SCRIPT, *arguments], env=environment,
+                            capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-3000:]

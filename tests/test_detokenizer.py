@@ -1,5 +1,5 @@
-"""Protects streamed text: it is the text of all tokens together, never holds half a character, ends before a
-stop string however the tokens cut it, and holds nothing back longer than it must."""
+"""Protects streamed text: it is the text of all tokens together, never holds half a character, ends
+before a stop string however the tokens cut it, and holds nothing back longer than it must."""
 
 import codecs
 from itertools import pairwise

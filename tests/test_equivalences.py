@@ -1,7 +1,9 @@
-"""How a request is served never shows in what it gets, on small float32 models: tokens equal, logits to 1e-4.
+"""How a request is served never shows in what it gets, on small float32 models: tokens equal,
+logits to 1e-4.
 
-Cold or warm, whole or in chunks, alone or batched, preempted by either policy or not, n samples or n
-requests, any block size, either prefix cache: always what a model that sees the whole sequence would say.
+Cold or warm, whole or in chunks, alone or batched, preempted by either policy or not, n samples or
+n requests, any block size, either prefix cache: always what a model that sees the whole sequence
+    would say.
 """
 
 import pytest
@@ -18,10 +20,10 @@ from tests.small_models import TINY_MODELS, logits_of
 DECODERS = {name: random_decoder(config, seed=1) for name, config in TINY_MODELS.items()}
 PROMPTS = [[(7 * i * i + 13 * j + 5) % 150 for j in range(length)]
            for i, length in enumerate((19, 5, 33, 12))]
-PROMPTS[3][:9] = PROMPTS[0][:9]                                    # two of them begin alike
+PROMPTS[3][:9] = PROMPTS[0][:9]  # two of them begin alike
 GREEDY = SamplingParams(temperature=0, max_tokens=9, logprobs=0)
-DRAWN = SamplingParams(temperature=1.1, top_k=40, top_p=0.9, min_p=0.01, repetition_penalty=1.2, seed=5,
-                       max_tokens=9, logprobs=0)
+DRAWN = SamplingParams(temperature=1.1, top_k=40, top_p=0.9, min_p=0.01, repetition_penalty=1.2,
+                       seed=5, max_tokens=9, logprobs=0)
 
 
 class Spy:
@@ -43,10 +45,12 @@ class LogitsRunner(ModelRunner):
 
     def __init__(self, decoder, config: EngineConfig):
         c = decoder.config
-        caches = [PagedKVCache(c.num_layers, config.num_blocks, config.block_size, c.num_kv_heads, c.head_dim)
-                  for _ in range(2)]
+        caches = [
+            PagedKVCache(c.num_layers, config.num_blocks, config.block_size, c.num_kv_heads,
+                         c.head_dim) for _ in range(2)
+        ]
         for cache in caches:
-            cache.data.fill_(float("nan"))                         # whatever is read must have been written
+            cache.data.fill_(float("nan"))  # whatever is read must have been written
         super().__init__(Spy(decoder), caches[0], "torch", caches[1])
         self.kept: dict[tuple, torch.Tensor] = {}
 
@@ -60,7 +64,8 @@ class LogitsRunner(ModelRunner):
 
 
 def serve(requests, model="llama", one_by_one=False, **config):
-    """Run (prompt, params) requests; returns {(request id, completion): (tokens, logits [tokens, vocab])}."""
+    """Run (prompt, params) requests; returns {(request id, completion): (tokens, logits [tokens,
+    vocab])}."""
     config = EngineConfig(**(dict(num_blocks=64, block_size=4, max_model_len=200) | config))
     runner = LogitsRunner(DECODERS[model], config)
     engine = Engine(config, runner)
@@ -74,7 +79,10 @@ def serve(requests, model="llama", one_by_one=False, **config):
     for name, output in outputs.items():
         for completion in output.outputs:
             first = len(output.prompt_token_ids)
-            rows = [runner.kept[name, completion.index, first + i] for i in range(len(completion.token_ids))]
+            rows = [
+                runner.kept[name, completion.index, first + i]
+                for i in range(len(completion.token_ids))
+            ]
             served[name, completion.index] = completion.token_ids, torch.stack(rows)
     served["engine"] = engine
     return served
@@ -121,14 +129,15 @@ def test_whole_and_in_chunks_of_every_size(requests, alone, budget):
 @pytest.mark.parametrize("block_size", range(1, 18))
 @pytest.mark.parametrize("prefix_cache", ["hash", "radix"])
 def test_every_block_size(requests, alone, block_size, prefix_cache):
-    assert_same(serve(requests, block_size=block_size, num_blocks=200, prefix_cache=prefix_cache), alone)
+    assert_same(serve(requests, block_size=block_size, num_blocks=200, prefix_cache=prefix_cache),
+                alone)
 
 
 @pytest.mark.parametrize("prefix_cache", ["hash", "radix"])
 def test_cold_and_warm(requests, alone, prefix_cache):
     both = serve(requests + requests, one_by_one=True, prefix_cache=prefix_cache)
-    warm = {(str(int(key[0]) - len(requests)), 0): value for key, value in both.items()
-            if key != "engine" and int(key[0]) >= len(requests)}
+    warm = {(str(int(key[0]) - len(requests)), 0): value
+            for key, value in both.items() if key != "engine" and int(key[0]) >= len(requests)}
     assert_same(warm, alone)
     assert both["engine"].prefix_cache is not None and len(both["engine"].prefix_cache) > 10
 
@@ -137,8 +146,8 @@ def test_cold_and_warm(requests, alone, prefix_cache):
 @pytest.mark.parametrize("num_blocks", [11, 12, 14])
 @pytest.mark.parametrize("caching", [True, False])
 def test_preempted_or_not_and_by_either_policy(requests, alone, preemption, num_blocks, caching):
-    served = serve(requests, num_blocks=num_blocks, preemption=preemption, max_num_batched_tokens=16,
-                   enable_prefix_caching=caching)
+    served = serve(requests, num_blocks=num_blocks, preemption=preemption,
+                   max_num_batched_tokens=16, enable_prefix_caching=caching)
     assert_same(served, alone)
     if num_blocks == 12:
         assert served["engine"].scheduler.num_preemptions > 0
@@ -170,10 +179,12 @@ def test_logprobs_are_those_of_the_logits():
     config = EngineConfig(num_blocks=64, block_size=4)
     runner = LogitsRunner(DECODERS["qwen3"], config)
     engine = Engine(config, runner)
-    engine.add_request(PROMPTS[0], SamplingParams(temperature=0.8, seed=1, max_tokens=5, logprobs=3))
+    engine.add_request(PROMPTS[0], SamplingParams(temperature=0.8, seed=1, max_tokens=5,
+                                                  logprobs=3))
     (output,) = run(engine).values()
     (completion,) = output.outputs
-    for i, (token, logprobs) in enumerate(zip(completion.token_ids, completion.logprobs, strict=True)):
+    for i, (token, logprobs) in enumerate(
+            zip(completion.token_ids, completion.logprobs, strict=True)):
         want = runner.kept["0", 0, len(PROMPTS[0]) + i].log_softmax(-1)
         assert set(logprobs) == {token, *want.topk(3).indices.tolist()}
         assert all(abs(value - want[token].item()) < 1e-5 for token, value in logprobs.items())
@@ -186,7 +197,8 @@ def test_beam_search_is_the_brute_force_search(model, width):
     config = EngineConfig(num_blocks=64, block_size=4)
     engine = Engine(config, LogitsRunner(decoder, config))
     end = list(range(0, decoder.config.vocab_size, 7))
-    engine.add_request(PROMPTS[0], BeamSearchParams(beam_width=width, max_tokens=6, stop_token_ids=end))
+    engine.add_request(PROMPTS[0],
+                       BeamSearchParams(beam_width=width, max_tokens=6, stop_token_ids=end))
     (output,) = run(engine).values()
 
     def distribution(tokens):

@@ -1,7 +1,8 @@
 """Protects the figures of the memory budget, the batch and the whole run that the book reproduces.
 
-Qwen3-0.6B on an H20, blocks of 256 tokens, a pool of 3,053: two prompts of 430 and 433 tokens that share more
-than 256. The scheduler and the trace are the real ones; a runner that checks every row stands for the model.
+Qwen3-0.6B on an H20, blocks of 256 tokens, a pool of 3,053: two prompts of 430 and 433 tokens that
+share more than 256. The scheduler and the trace are the real ones; a runner that checks every row
+stands for the model.
 """
 
 import itertools
@@ -9,8 +10,8 @@ import itertools
 import pytest
 
 from paged import Engine, EngineConfig, SamplingParams, Trace, slot_mapping_for
+from paged.lab.oracle import OracleRunner
 from paged.memory import GiB, MiB, kv_bytes_per_token, num_blocks_in_budget
-from paged.oracle import OracleRunner
 
 LAYERS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, NUM_BLOCKS = 28, 8, 128, 256, 3053
 BLOCK_BYTES = BLOCK_SIZE * kv_bytes_per_token(LAYERS, KV_HEADS, HEAD_DIM)
@@ -27,9 +28,10 @@ class Recorder(OracleRunner):
         self.seen = []
 
     def execute(self, batch):
-        self.seen.append({name: list(getattr(batch, name)) for name in (
-            "slot_mapping", "positions", "query_start_loc", "seq_lens")} | {
-            "block_tables": [list(table) for table in batch.block_tables]})
+        self.seen.append({
+            name: list(getattr(batch, name))
+            for name in ("slot_mapping", "positions", "query_start_loc", "seq_lens")
+        } | {"block_tables": [list(table) for table in batch.block_tables]})
         return super().execute(batch)
 
 
@@ -37,8 +39,9 @@ class Recorder(OracleRunner):
 def run():
     """The whole run: (batches, trace, outputs)."""
     trace, runner = Trace(), Recorder(NUM_BLOCKS, BLOCK_SIZE)
-    engine = Engine(EngineConfig(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, max_num_batched_tokens=16_384),
-                    runner, trace=trace)
+    engine = Engine(
+        EngineConfig(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, max_num_batched_tokens=16_384),
+        runner, trace=trace)
     for prompt in PROMPTS:
         engine.add_request(prompt, SamplingParams(max_tokens=8))
     outputs = {}
@@ -48,17 +51,20 @@ def run():
     return runner.seen, trace, [outputs[name] for name in sorted(outputs)]
 
 
-# ── pool and budget ───────────────────────────────────────────────────────────────────────────────────────
+# ── pool and budget
+# ───────────────────────────────────────────────────────────────────────────────────────
+
 
 def test_the_kv_tensor_and_its_blocks():
     torch = pytest.importorskip("torch")
     from paged import PagedKVCache
 
-    kv = PagedKVCache(LAYERS, NUM_BLOCKS, BLOCK_SIZE, KV_HEADS, HEAD_DIM, dtype=torch.bfloat16, device="meta")
+    kv = PagedKVCache(LAYERS, NUM_BLOCKS, BLOCK_SIZE, KV_HEADS, HEAD_DIM, dtype=torch.bfloat16,
+                      device="meta")
     assert tuple(kv.data.shape) == (2, 28, 3053, 256, 8, 128)
-    assert kv.data.nbytes == 89_636_470_784                # and not 89,640,468,480
+    assert kv.data.nbytes == 89_636_470_784  # and not 89,640,468,480
     assert kv.block_bytes == BLOCK_BYTES == 29_360_128 == 28 * MiB
-    assert kv.data.numel() > 2**31                         # offsets need 64 bits
+    assert kv.data.numel() > 2**31  # offsets need 64 bits
 
 
 def test_one_allocation_of_which_each_layer_holds_a_view():
@@ -73,15 +79,19 @@ def test_one_allocation_of_which_each_layer_holds_a_view():
 
 
 def budget(total=95.085, used=1.66, peak=1.599, current=1.16) -> int:
-    return num_blocks_in_budget(total * GiB, 0.9, used * GiB, peak * GiB, current * GiB, BLOCK_BYTES)
+    return num_blocks_in_budget(total * GiB, 0.9, used * GiB, peak * GiB, current * GiB,
+                                BLOCK_BYTES)
 
 
 def test_the_budget_gives_3052_blocks_from_the_rounded_inputs_and_3053_within_their_rounding():
     assert budget() == 3052
     half = {"total": 0.0005, "used": 0.005, "peak": 0.0005, "current": 0.005}
     rounded = {"total": 95.085, "used": 1.66, "peak": 1.599, "current": 1.16}
-    corners = {budget(**{name: rounded[name] + sign * half[name] for name, sign in zip(half, signs)})
-               for signs in itertools.product((-1, 1), repeat=4)}
+    corners = {
+        budget(**{name: rounded[name] + sign * half[name]
+                  for name, sign in zip(half, signs)})
+        for signs in itertools.product((-1, 1), repeat=4)
+    }
     assert min(corners) <= 3052 and max(corners) >= 3053
 
 
@@ -90,13 +100,17 @@ def test_a_checkpoint_of_qwen3_has_311_keys():
     from paged.models.config import ModelConfig
     from paged.models.decoder import Decoder
 
-    config = ModelConfig(architecture="qwen3", vocab_size=151_936, hidden_size=1024, intermediate_size=3072,
-                         num_layers=28, num_heads=16, num_kv_heads=8, head_dim=128, qk_norm=True,
-                         tie_word_embeddings=True, max_position_embeddings=40_960)
-    assert len(Decoder(config, device="meta").checkpoint_tensors()) + 1 == 311     # and the tied lm_head.weight
+    config = ModelConfig(architecture="qwen3", vocab_size=151_936, hidden_size=1024,
+                         intermediate_size=3072, num_layers=28, num_heads=16, num_kv_heads=8,
+                         head_dim=128, qk_norm=True, tie_word_embeddings=True,
+                         max_position_embeddings=40_960)
+    assert len(Decoder(
+        config, device="meta").checkpoint_tensors()) + 1 == 311  # and the tied lm_head.weight
 
 
-# ── the batch ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── the batch
+# ─────────────────────────────────────────────────────────────────────────────────────────────
+
 
 def test_the_prefill_batch(run):
     batch = run[0][0]
@@ -126,14 +140,16 @@ def test_865_is_both_lengths_after_the_first_sampled_token(run):
     assert 865 == 863 + 2 == 431 + 434
 
 
-# ── from end to end ───────────────────────────────────────────────────────────────────────────────────────
+# ── from end to end
+# ───────────────────────────────────────────────────────────────────────────────────────
+
 
 def test_the_blocks_of_the_run_in_order(run):
-    events = [(e["step"], e["event"].removeprefix("KV_BLOCK_"), e["block"], e["free"]) for e in run[1].events
-              if "block" in e]
-    assert events == [(1, "ALLOCATE", 0, 3052), (1, "ALLOCATE", 1, 3051),
-                      (1, "REUSE", 0, 3051), (1, "ALLOCATE", 2, 3050),
-                      (8, "RELEASE", 1, 3051), (8, "RELEASE", 2, 3052), (8, "RELEASE", 0, 3053)]
+    events = [(e["step"], e["event"].removeprefix("KV_BLOCK_"), e["block"], e["free"])
+              for e in run[1].events if "block" in e]
+    assert events == [(1, "ALLOCATE", 0, 3052), (1, "ALLOCATE", 1, 3051), (1, "REUSE", 0, 3051),
+                      (1, "ALLOCATE", 2, 3050), (8, "RELEASE", 1, 3051), (8, "RELEASE", 2, 3052),
+                      (8, "RELEASE", 0, 3053)]
     assert run[1].select("KV_BLOCK_REUSE")[0]["ref_cnt"] == 2
 
 
@@ -146,15 +162,18 @@ def test_one_prefill_step_and_seven_decode_steps(run):
 
 def test_the_states_of_both_requests(run):
     for request in ("0", "1"):
-        states = [event["after"] for event in run[1].select("STATE_TRANSITION") if event["request"] == request]
+        states = [
+            event["after"] for event in run[1].select("STATE_TRANSITION")
+            if event["request"] == request
+        ]
         assert states == ["waiting", "running", "finished"]
 
 
 def test_the_same_run_from_a_prefix_that_is_already_free():
     """One request after the other: the common block is taken back out of the free queue."""
     trace = Trace()
-    engine = Engine(EngineConfig(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE), OracleRunner(NUM_BLOCKS, BLOCK_SIZE),
-                    trace=trace)
+    engine = Engine(EngineConfig(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE),
+                    OracleRunner(NUM_BLOCKS, BLOCK_SIZE), trace=trace)
     for prompt in PROMPTS:
         engine.add_request(prompt, SamplingParams(max_tokens=8))
         while engine.has_unfinished():

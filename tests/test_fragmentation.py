@@ -1,14 +1,14 @@
 """The allocators that chapter two compares: their bookkeeping, and what the comparison shows.
 
-Protects the claim that the four differ in nothing but where a request's slots come from, and that the waste
-the vLLM paper describes shows itself in the simulation.
+Protects the claim that the four differ in nothing but where a request's slots come from, and that
+the waste the vLLM paper describes shows itself in the simulation.
 """
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paged.fragmentation import Contiguous, Paged, Request, allocators, arrivals, simulate
+from paged.lab.fragmentation import Contiguous, Paged, Request, allocators, arrivals, simulate
 from paged.memory import sample_requests
 
 CAPACITY, MAX_LEN = 32_768, 4_096
@@ -22,7 +22,8 @@ def test_first_fit_takes_the_first_hole_that_is_long_enough_and_merges_neighbour
     memory = exactly(10)
     a, b, c = Request(0, 1, 2), Request(0, 2, 1), Request(0, 3, 1)
     assert memory.admit(a) and memory.admit(b) and memory.admit(c)
-    assert [memory.pieces(r) for r in (a, b, c)] == [[(0, 3)], [(3, 3)], [(6, 4)]] and memory.holes == []
+    assert [memory.pieces(r)
+            for r in (a, b, c)] == [[(0, 3)], [(3, 3)], [(6, 4)]] and memory.holes == []
     memory.release(c)
     memory.release(a)
     assert memory.holes == [(0, 3), (6, 4)]
@@ -39,7 +40,8 @@ def test_holes_refuse_what_they_hold_in_sum_and_blocks_take_it():
         assert all(allocator.admit(request) for request in requests)
         allocator.release(requests[0])
         allocator.release(requests[2])
-    assert memory.holes == [(0, 4), (8, 4)] and not memory.admit(late) and memory.too_scattered(late)
+    assert memory.holes == [(0, 4),
+                            (8, 4)] and not memory.admit(late) and memory.too_scattered(late)
     assert paged.admit(late) and not paged.too_scattered(late)
 
 
@@ -58,7 +60,8 @@ small_requests = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_s
 @given(requests=small_requests, gap=st.integers(0, 3), block_size=st.integers(1, 6),
        blocks=st.integers(6, 20))
 def test_every_slot_is_accounted_for_at_every_step(requests, gap, block_size, blocks):
-    """Nobody overlaps, the five kinds add up to the memory, everyone is served, and all memory comes back."""
+    """Nobody overlaps, the five kinds add up to the memory, everyone is served, and all memory
+    comes back."""
     capacity = max(blocks * block_size, 48)
     capacity -= capacity % block_size
     for name, allocator in allocators(capacity, max_len=18, block_size=block_size).items():
@@ -68,9 +71,12 @@ def test_every_slot_is_accounted_for_at_every_step(requests, gap, block_size, bl
             kinds = (usage.used, usage.reserved, usage.internal, usage.external, usage.free)
             assert sum(kinds) == capacity and min(kinds) >= 0, name
             held = allocator.tables if name == "paged" else allocator.held
-            taken = [slot for request in held for start, size in allocator.pieces(request)
-                     for slot in range(start, start + size)]
-            assert len(taken) == len(set(taken)) and all(0 <= slot < capacity for slot in taken), name
+            taken = [
+                slot for request in held for start, size in allocator.pieces(request)
+                for slot in range(start, start + size)
+            ]
+            assert len(taken) == len(set(taken)) and all(0 <= slot < capacity
+                                                         for slot in taken), name
             assert all(allocator.slots(request) >= request.tokens for request in held), name
         assert usage.finished + usage.running >= len(requests)
         assert steps >= max(output for _, output in requests)
@@ -87,20 +93,26 @@ def test_what_fits_nowhere_is_refused_and_not_waited_for():
 
 
 def test_a_request_that_cannot_grow_takes_the_memory_of_the_youngest():
-    """Two requests that need three blocks each and a pool of four: one has to wait for the other."""
+    """Two requests that need three blocks each and a pool of four: one has to wait for the
+    other."""
     usages = list(simulate(Paged(16, 4), arrivals([(7, 4), (7, 4)], 0)))
     assert [usage.running for usage in usages] == [2, 1, 1, 1, 1, 1, 1]
     assert usages[-1].recomputed == 8 and usages[-1].finished == 1
 
 
 def shares(name, block_size=16):
-    """Shares of the memory while there is more work than memory: the middle three fifths of the run."""
+    """Shares of the memory while there is more work than memory: the middle three fifths of the
+    run."""
     allocator = allocators(CAPACITY, MAX_LEN, block_size)[name]
     usages = list(simulate(allocator, arrivals(sample_requests(), gap=10)))
     middle = usages[len(usages) // 5:len(usages) * 4 // 5]
-    mean = {kind: sum(getattr(usage, kind) for usage in middle) / len(middle) / CAPACITY
-            for kind in ("used", "reserved", "internal", "external", "free")}
-    return mean | {"steps": len(usages), "running": sum(usage.running for usage in middle) / len(middle)}
+    mean = {
+        kind: sum(getattr(usage, kind) for usage in middle) / len(middle) / CAPACITY
+        for kind in ("used", "reserved", "internal", "external", "free")
+    }
+    return mean | {
+        "steps": len(usages), "running": sum(usage.running for usage in middle) / len(middle)
+    }
 
 
 def test_each_allocator_wastes_in_its_own_way():
@@ -109,7 +121,8 @@ def test_each_allocator_wastes_in_its_own_way():
     assert exact["internal"] == 0 and exact["reserved"] > 0.15 and exact["external"] > 0.1
     assert grow["internal"] > 0.1 and grow["external"] > 0.05
     assert paged["internal"] + paged["external"] + paged["reserved"] < 0.01
-    assert maximum["steps"] > exact["steps"] > paged["steps"] and paged["running"] > 2 * maximum["running"]
+    assert maximum["steps"] > exact["steps"] > paged["steps"] and paged[
+        "running"] > 2 * maximum["running"]
 
 
 def test_the_shares_of_the_vllm_paper_come_out():

@@ -1,7 +1,9 @@
-"""The engine on a real card: graphs at the edges of their sizes, long contexts, dtypes, and memory that runs out.
+"""The engine on a real card: graphs at the edges of their sizes, long contexts, dtypes, and memory
+that runs out.
 
-Protects what only a GPU can show. The judge is the engine on the CPU, with the same small random model in float32:
-greedy tokens are its tokens, unless its own logits of the two are closer than rounding.
+Protects what only a GPU can show. The judge is the engine on the CPU, with the same small random
+model in float32: greedy tokens are its tokens, unless its own logits of the two are closer than
+    rounding.
 """
 
 import gc
@@ -17,21 +19,23 @@ from test_llm import Letters
 from paged import LLM, Engine, EngineConfig, PagedKVCache, SamplingParams
 from paged.__main__ import main
 from paged.attention import triton_backend
+from paged.kernels.products import product, qkv_product
 from paged.memory import GiB, MiB
 from paged.models.decoder import Decoder, random_decoder
-from paged.models.default_model import FILE, cache_directory
 from paged.models.fused_decoder import NARROW, FusedDecoder
 from paged.models.loader import Loaded
-from paged.products import product, qkv_product
+from paged.models.loader.default_model import FILE, cache_directory
 from paged.startup import Speedups, block_bytes, make_runner
 from tests.engines import run
 from tests.small_models import TINY_MODELS, huggingface_model, logits_of
 
 pytestmark = pytest.mark.gpu
 GPU = "cuda"
-PROMPTS = [[(7 * i * i + 13 * j + 5) % 150 for j in range(length)] for i, length in enumerate((19, 5, 33, 12))]
-PROMPTS[3][:9] = PROMPTS[0][:9]                                    # two of them begin alike
-DRAWN = SamplingParams(temperature=1.1, top_k=40, top_p=0.9, min_p=0.01, repetition_penalty=1.2, seed=5, max_tokens=9)
+PROMPTS = [[(7 * i * i + 13 * j + 5) % 150 for j in range(length)]
+           for i, length in enumerate((19, 5, 33, 12))]
+PROMPTS[3][:9] = PROMPTS[0][:9]  # two of them begin alike
+DRAWN = SamplingParams(temperature=1.1, top_k=40, top_p=0.9, min_p=0.01, repetition_penalty=1.2,
+                       seed=5, max_tokens=9)
 
 
 def greedy(max_tokens):
@@ -44,9 +48,10 @@ def decoder_on(device, model="qwen3"):
 
 
 def engine_on(device, model="qwen3", speedups=Speedups(), **config):
-    """The engine that `LLM` would build there, over a cache full of NaN; `engine.sizes` notes its steps."""
-    config = EngineConfig(**(dict(num_blocks=64, block_size=4, max_num_seqs=4, max_num_batched_tokens=64,
-                                  max_model_len=200) | config))
+    """The engine that `LLM` would build there, over a cache full of NaN; `engine.sizes` notes its
+    steps."""
+    config = EngineConfig(**(dict(num_blocks=64, block_size=4, max_num_seqs=4,
+                                  max_num_batched_tokens=64, max_model_len=200) | config))
     runner = make_runner(decoder_on(device, model), config, speedups=speedups, use_tqdm=False)
     runner.kv.data.fill_(float("nan"))
     engine = Engine(config, runner)
@@ -61,7 +66,8 @@ def engine_on(device, model="qwen3", speedups=Speedups(), **config):
 
 
 def answers(engine, requests, later=(), one_by_one=False):
-    """The tokens of every completion of (prompt, params) requests, those of `later` arriving after three steps."""
+    """The tokens of every completion of (prompt, params) requests, those of `later` arriving after
+    three steps."""
     outputs, ids = {}, []
     for request in requests:
         ids.append(engine.add_request(*request))
@@ -75,8 +81,8 @@ def answers(engine, requests, later=(), one_by_one=False):
 
 
 def assert_same(requests, got, want, model="qwen3"):
-    """Token for token; at temperature 0 a step where the CPU's logits of both tokens are equal but for rounding may
-    go either way, and ends the comparison of its request."""
+    """Token for token; at temperature 0 a step where the CPU's logits of both tokens are equal but
+    for rounding may go either way, and ends the comparison of its request."""
     assert len(got) == len(want) == len(requests)
     for (prompt, params), (mine, *_), (theirs, *_) in zip(requests, got, want):
         assert len(mine) == len(theirs)
@@ -87,8 +93,8 @@ def assert_same(requests, got, want, model="qwen3"):
             assert params.temperature == 0 and gap < 1e-4, f"{mine} and {theirs} part at {at}, by {gap}"
 
 
-# ── captured sizes ────────────────────────────────────────────────────────────────────────────────────────
-
+# ── captured sizes
+# ────────────────────────────────────────────────────────────────────────────────────────
 
 SHAPE = dict(max_num_seqs=64, num_blocks=800, max_num_batched_tokens=300, max_model_len=320,
              enable_prefix_caching=False)
@@ -104,15 +110,19 @@ def test_decode_batches_around_every_captured_size(large):
     want = answers(engine_on("cpu", **SHAPE), requests)
     captured = large.runner.decode_sizes
     assert captured[-1] == 64 and len(large.runner._steps) > len(captured)
-    for size in sorted({size + more for size in captured for more in (-1, 0, 1)} & set(range(1, 65))):
+    for size in sorted({size + more
+                        for size in captured
+                        for more in (-1, 0, 1)} & set(range(1, 65))):
         large.sizes.clear()
         assert_same(requests[:size], answers(large, requests[:size]), want[:size])
         assert (size, size) in large.sizes
 
 
 @pytest.mark.parametrize("decoding, prompt", [
-    *[(3, size + more - 3) for size in (16, 64, 128, 256) for more in (-1, 0, 1)],
-    *[(size + more - 2, 2) for size in (16, 64) for more in (-1, 0, 1) if size + more - 2 < 64]])
+    *[(3, size + more - 3) for size in (16, 64, 128, 256)
+      for more in (-1, 0, 1)], *[(size + more - 2, 2) for size in (16, 64)
+                                 for more in (-1, 0, 1) if size + more - 2 < 64]
+])
 def test_mixed_steps_around_the_captured_sizes(large, decoding, prompt):
     """Few decodes beside a chunk, and as many rows as a step of this size can have."""
     requests = [([i, prompt % 150], greedy(8)) for i in range(decoding)]
@@ -133,13 +143,16 @@ def test_each_speedup_switched_off(name):
 @pytest.mark.parametrize("model", TINY_MODELS)
 def test_every_architecture(model):
     requests = [(prompt, greedy(9)) for prompt in PROMPTS]
-    assert_same(requests, answers(engine_on(GPU, model), requests), answers(engine_on("cpu", model), requests), model)
+    assert_same(requests, answers(engine_on(GPU, model), requests),
+                answers(engine_on("cpu", model), requests), model)
 
 
-@pytest.mark.parametrize("longest, lengths", [(61, (1, 30, 60, 61)), (64, (1, 63, 64)), (2048, (2039, 2048))])
+@pytest.mark.parametrize("longest, lengths", [(61, (1, 30, 60, 61)), (64, (1, 63, 64)),
+                                              (2048, (2039, 2048))])
 def test_requests_that_run_to_the_longest_context(longest, lengths):
     shape = dict(max_model_len=longest, num_blocks=-(-longest // 16) * len(lengths), block_size=16)
-    requests = [([(5 * j + length) % 170 for j in range(length)], greedy(longest + 1 - length)) for length in lengths]
+    requests = [([(5 * j + length) % 170 for j in range(length)], greedy(longest + 1 - length))
+                for length in lengths]
     gpu = engine_on(GPU, **shape)
     got = answers(gpu, requests)
     assert [len(tokens) for (tokens,) in got] == [longest + 1 - length for length in lengths]
@@ -148,7 +161,8 @@ def test_requests_that_run_to_the_longest_context(longest, lengths):
         gpu.add_request([1, 2], greedy(longest))
 
 
-# ── how a request is served never shows in what it gets ───────────────────────────────────────────────────
+# ── how a request is served never shows in what it gets
+# ───────────────────────────────────────────────────
 
 
 @pytest.fixture(scope="module", params=[greedy(9), DRAWN], ids=["greedy", "drawn"])
@@ -169,7 +183,9 @@ def test_alone_and_batched(requests, alone, one_by_one):
 
 @pytest.mark.parametrize("budget", [1, 2, 7, 16, 33])
 def test_whole_and_in_chunks(requests, alone, budget):
-    assert_same(requests, answers(engine_on(GPU, max_num_batched_tokens=budget, max_num_seqs=2), requests), alone)
+    assert_same(requests,
+                answers(engine_on(GPU, max_num_batched_tokens=budget, max_num_seqs=2), requests),
+                alone)
 
 
 @pytest.mark.parametrize("prefix_cache", ["hash", "radix"])
@@ -218,27 +234,30 @@ def test_a_seed_draws_the_same_whatever_shares_the_batch():
     engine = engine_on(GPU)
     (want,) = answers(engine, [seeded])
     for others in range(1, 4):
-        crowd = [(prompt, SamplingParams(max_tokens=3 + i)) for i, prompt in enumerate(PROMPTS[:others])]
+        crowd = [(prompt, SamplingParams(max_tokens=3 + i))
+                 for i, prompt in enumerate(PROMPTS[:others])]
         assert answers(engine, crowd + [seeded])[-1] == want
 
 
-# ── logits ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── logits
+# ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @torch.inference_mode()
 def fused_logits(decoder, token_ids, narrow, first):
-    """Logits [N, vocab] of a sequence through fused kernels and a paged cache: `first` tokens, then one at a time."""
+    """Logits [N, vocab] of a sequence through fused kernels and a paged cache: `first` tokens, then
+    one at a time."""
     c = decoder.config
     kv = PagedKVCache(c.num_layers, 8, 4, c.num_kv_heads, c.head_dim, decoder.embedding.dtype, GPU)
     kv.data.fill_(float("nan"))
     fused, rows = FusedDecoder(decoder, kv, 32, narrow), []
     for start, end in zip([0, *range(first, len(token_ids))], range(first, len(token_ids) + 1)):
         positions = torch.arange(start, end, dtype=torch.int32, device=GPU)
-        slots = (7 - positions.long() // 4) * 4 + positions % 4    # the table is 7, 6, 5, …
+        slots = (7 - positions.long() // 4) * 4 + positions % 4  # the table is 7, 6, 5, …
 
         def attend(layer, q):
-            return triton_backend.run(q, kv.k[layer], kv.v[layer], [[7, 6, 5, 4, 3, 2, 1, 0]], [end],
-                                      [0, end - start], c.head_dim ** -0.5)
+            return triton_backend.run(q, kv.k[layer], kv.v[layer], [[7, 6, 5, 4, 3, 2, 1, 0]],
+                                      [end], [0, end - start], c.head_dim**-0.5)
 
         ids = torch.tensor(token_ids[start:end], dtype=torch.int32, device=GPU)
         x = torch.nn.functional.embedding(ids, decoder.embedding)
@@ -249,19 +268,25 @@ def fused_logits(decoder, token_ids, narrow, first):
 
 @pytest.mark.parametrize("tokens", [1, 17, 64, 128])
 def test_products_at_the_shapes_of_a_real_model(tokens):
-    """bfloat16 and full tiles, as no small model has them; the same bits in every replay of a graph."""
+    """bfloat16 and full tiles, as no small model has them; the same bits in every replay of a
+    graph."""
+
     def random(*shape):
         return torch.randn(*shape, device=GPU).bfloat16()
 
     x, mixed, weight = random(tokens, 1024), random(tokens, 2048), random(1024, 2048) / 45
-    gate_up, qkv, ones = random(6144, 1024) / 32, random(4096, 1024) / 32, torch.ones(128, device=GPU).bfloat16()
-    caches, slots = torch.zeros(2, 9, 16, 8, 128, device=GPU).bfloat16(), torch.arange(tokens, device=GPU)
+    gate_up, qkv, ones = random(6144, 1024) / 32, random(4096, 1024) / 32, torch.ones(
+        128, device=GPU).bfloat16()
+    caches, slots = torch.zeros(2, 9, 16, 8, 128, device=GPU).bfloat16(), torch.arange(
+        tokens, device=GPU)
     positions = torch.arange(tokens, device=GPU, dtype=torch.int32)
-    still = torch.cat((torch.ones(1, 64), torch.zeros(1, 64)), 1).repeat(tokens, 1).to(GPU)       # turns nothing
+    still = torch.cat((torch.ones(1, 64), torch.zeros(1, 64)), 1).repeat(tokens,
+                                                                         1).to(GPU)  # turns nothing
 
     def layer():
         total, squares = product(mixed, weight, residual=x)
-        q = qkv_product(total, squares, qkv, None, positions, slots, still, ones, ones, 1e-6, *caches, 16)
+        q = qkv_product(total, squares, qkv, None, positions, slots, still, ones, ones, 1e-6,
+                        *caches, 16)
         return total, product(total, gate_up, 1e-6, squares, silu=True), q, caches.clone()
 
     layer()
@@ -276,8 +301,10 @@ def test_products_at_the_shapes_of_a_real_model(tokens):
     gate, up = (normed @ gate_up.float().T).split(3072, 1)
     heads = (normed @ qkv.float().T).view(tokens, 32, 128)
     turned = torch.nn.functional.rms_norm(heads[:, :24], (128,), eps=1e-6)
-    for part, want in zip((*got[:3], *got[3].flatten(1, 2)[:, :tokens]),
-                          (total, torch.nn.functional.silu(gate) * up, turned[:, :16], turned[:, 16:], heads[:, 24:])):
+    for part, want in zip(
+        (*got[:3], *got[3].flatten(1, 2)[:, :tokens]),
+        (total, torch.nn.functional.silu(gate) * up, turned[:, :16], turned[:, 16:], heads[:,
+                                                                                           24:])):
         assert (part.float() - want).norm() < 1e-2 * want.norm()
     for _ in range(20):
         graph.replay()
@@ -285,7 +312,8 @@ def test_products_at_the_shapes_of_a_real_model(tokens):
 
 
 @pytest.mark.parametrize("narrow", [0, NARROW])
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 3e-2), (torch.float16, 4e-3)])
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 3e-2),
+                                              (torch.float16, 4e-3)])
 @pytest.mark.parametrize("model", ["llama", "qwen3"])
 def test_logits_are_those_of_transformers(model, dtype, tolerance, narrow):
     prompt = [3, 17, 92, 5, 41, 88, 120, 7, 7, 150, 2, 31, 64]
@@ -302,7 +330,8 @@ def test_logits_are_those_of_transformers(model, dtype, tolerance, narrow):
             torch.testing.assert_close(got, want, atol=1e-4, rtol=0)
 
 
-# ── start-up and memory ───────────────────────────────────────────────────────────────────────────────────
+# ── start-up and memory
+# ───────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
@@ -331,7 +360,8 @@ def fill_card():
 
 def test_start_up_says_what_it_does_and_how_long_it_took(loaded, capsys):
     free, total = torch.cuda.mem_get_info()
-    small = dict(gpu_memory_utilization=(total - free + GiB) / total, max_num_seqs=8, max_num_batched_tokens=256)
+    small = dict(gpu_memory_utilization=(total - free + GiB) / total, max_num_seqs=8,
+                 max_num_batched_tokens=256)
     llm = LLM(loaded, **small)
     assert list(llm.start_up) == ["weights", "warm-up", "pool and graphs"]
     assert llm.budget.num_blocks == llm.engine.config.num_blocks == llm.runner.kv.num_blocks
@@ -341,24 +371,33 @@ def test_start_up_says_what_it_does_and_how_long_it_took(loaded, capsys):
     del llm
     clean()
     llm = LLM(loaded, use_tqdm=False, **small)
-    assert llm.generate("hello", greedy(4), use_tqdm=False)[0].finished and capsys.readouterr().err == ""
+    assert llm.generate("hello", greedy(4),
+                        use_tqdm=False)[0].finished and capsys.readouterr().err == ""
 
 
 def test_the_command_line_traces_a_gpu(loaded, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("paged.llm.load", lambda *args: loaded)
     path = tmp_path / "events.jsonl"
-    argv = ["trace", "hello", "help", "--device", GPU, "--num-blocks", "64", "--max-tokens", "5", "--max-num-seqs", "4",
-            "--max-num-batched-tokens", "64", "--save", str(path), "--metrics", str(tmp_path / "metrics.json")]
+    argv = [
+        "trace", "hello", "help", "--device", GPU, "--num-blocks", "64", "--max-tokens", "5",
+        "--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--save",
+        str(path), "--metrics",
+        str(tmp_path / "metrics.json")
+    ]
     assert main(argv) == 0
     events = [json.loads(line) for line in path.read_text().splitlines()]
     assert events[0]["device"].startswith(GPU) and events[0]["card"] == torch.cuda.get_device_name()
-    assert {"SCHEDULE_PREFILL", "SCHEDULE_DECODE", "STEP", "STATE_TRANSITION"} <= {event["event"] for event in events}
+    assert {"SCHEDULE_PREFILL", "SCHEDULE_DECODE", "STEP",
+            "STATE_TRANSITION"} <= {event["event"]
+                                    for event in events}
     out, err = capsys.readouterr()
     assert "SCHEDULE_DECODE" in out and "ready after" in err
 
 
 def test_a_pool_that_does_not_fit_is_a_sentence(loaded):
-    with pytest.raises(MemoryError, match=r"a pool of 1000000000 blocks .* GiB are free on cuda.*: lower num_blocks"):
+    with pytest.raises(
+            MemoryError,
+            match=r"a pool of 1000000000 blocks .* GiB are free on cuda.*: lower num_blocks"):
         LLM(loaded, num_blocks=10**9, use_tqdm=False)
 
 
@@ -374,24 +413,29 @@ def test_a_second_engine_on_a_full_card_is_a_sentence(loaded):
         LLM(loaded, use_tqdm=False)
     del rest
     clean()
-    assert LLM(loaded, num_blocks=64, max_num_seqs=4, max_num_batched_tokens=64, use_tqdm=False).generate(
-        "hello", greedy(4), use_tqdm=False)[0].finished
+    assert LLM(loaded, num_blocks=64, max_num_seqs=4, max_num_batched_tokens=64,
+               use_tqdm=False).generate("hello", greedy(4), use_tqdm=False)[0].finished
 
 
 def test_weights_that_do_not_fit_are_a_sentence(loaded, tmp_path):
     huggingface_model(TINY_MODELS["llama"]).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text()) | {"vocab_size": 2**30}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(MemoryError, match=r"no room for \d+\.\d\d GiB of weights in float32: .* GiB are free on cuda"):
+    with pytest.raises(
+            MemoryError,
+            match=r"no room for \d+\.\d\d GiB of weights in float32: .* GiB are free on cuda"):
         LLM(str(tmp_path), device=GPU, use_tqdm=False)
 
 
 def test_a_step_that_runs_out_of_memory_is_a_sentence_and_the_engine_goes_on(loaded):
-    llm = LLM(loaded, num_blocks=600, max_num_seqs=32, max_num_batched_tokens=8192, enforce_eager=True, use_tqdm=False)
+    llm = LLM(loaded, num_blocks=600, max_num_seqs=32, max_num_batched_tokens=8192,
+              enforce_eager=True, use_tqdm=False)
     prompts = [[i, *range(100), *range(149)] for i in range(32)]
-    llm.generate([prompts[0]], greedy(3), use_tqdm=False)          # its kernels are compiled
+    llm.generate([prompts[0]], greedy(3), use_tqdm=False)  # its kernels are compiled
     rest = fill_card()
-    with pytest.raises(MemoryError, match="a step of up to 8192 tokens beside a pool of 600 blocks .* GiB .* Lower"):
+    with pytest.raises(
+            MemoryError,
+            match="a step of up to 8192 tokens beside a pool of 600 blocks .* GiB .* Lower"):
         llm.generate(prompts, greedy(3), use_tqdm=False)
     del rest
     clean()
@@ -402,11 +446,14 @@ def test_a_step_that_runs_out_of_memory_is_a_sentence_and_the_engine_goes_on(loa
 def test_the_default_model_answers_as_on_the_cpu():
     if not (cache_directory() / FILE).exists() or importlib.util.find_spec("gguf") is None:
         pytest.skip(f"needs {FILE} in {cache_directory()}, and the gguf package to read it")
-    questions = [[{"role": "user", "content": text}] for text in
-                 ("What is the capital of France?", "Count to five.", "Why is the sky blue?")]
+    questions = [[{"role": "user", "content": text}]
+                 for text in ("What is the capital of France?", "Count to five.",
+                              "Why is the sky blue?")]
     texts = []
     for device in ("cpu", GPU):
-        llm = LLM("default", device=device, dtype="float32", num_blocks=64, max_num_seqs=4, max_num_batched_tokens=256,
-                  use_tqdm=False)
-        texts.append([output.outputs[0].text for output in llm.generate(questions, greedy(20), use_tqdm=False)])
+        llm = LLM("default", device=device, dtype="float32", num_blocks=64, max_num_seqs=4,
+                  max_num_batched_tokens=256, use_tqdm=False)
+        texts.append([
+            output.outputs[0].text for output in llm.generate(questions, greedy(20), use_tqdm=False)
+        ])
     assert texts[0] == texts[1] and texts[0][0] == "The capital of France is Paris."

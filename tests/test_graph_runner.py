@@ -1,7 +1,9 @@
-"""The fast runner against the plain one: the same tokens, whatever shares the batch and however it is scheduled.
+"""The fast runner against the plain one: the same tokens, whatever shares the batch and however it
+is scheduled.
 
-Protects the GPU path's bookkeeping: seats, patched block tables, tokens that stay on the GPU, padding up to captured
-sizes, running one step ahead. Without a GPU the kernels run in Triton's interpreter and "graphs" run again.
+Protects the GPU path's bookkeeping: seats, patched block tables, tokens that stay on the GPU,
+padding up to captured sizes, running one step ahead. Without a GPU the kernels run in Triton's
+interpreter and "graphs" run again.
 """
 
 import pytest
@@ -16,8 +18,8 @@ from paged.runner import ModelRunner
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
 SMALL = ModelConfig(architecture="qwen3", vocab_size=61, hidden_size=16, intermediate_size=24,
-                    num_layers=2 if CUDA else 1, num_heads=4, num_kv_heads=2, head_dim=16, qk_norm=True,
-                    tie_word_embeddings=True)
+                    num_layers=2 if CUDA else 1, num_heads=4, num_kv_heads=2, head_dim=16,
+                    qk_norm=True, tie_word_embeddings=True)
 
 
 @pytest.fixture
@@ -26,11 +28,14 @@ def decoder(monkeypatch):
     return random_decoder(SMALL, seed=3, device=DEVICE)
 
 
-def engine_with(runner_class, decoder, num_blocks=24, block_size=4, max_num_seqs=4, budget=32, **kwargs):
-    kv = PagedKVCache(SMALL.num_layers, num_blocks, block_size, SMALL.num_kv_heads, SMALL.head_dim, device=DEVICE)
+def engine_with(runner_class, decoder, num_blocks=24, block_size=4, max_num_seqs=4, budget=32,
+                **kwargs):
+    kv = PagedKVCache(SMALL.num_layers, num_blocks, block_size, SMALL.num_kv_heads, SMALL.head_dim,
+                      device=DEVICE)
     kv.data.fill_(float("nan"))
     config = EngineConfig(num_blocks=num_blocks, block_size=block_size, max_num_seqs=max_num_seqs,
-                          max_num_batched_tokens=budget, max_model_len=64, **kwargs.pop("config", {}))
+                          max_num_batched_tokens=budget, max_model_len=64, **kwargs.pop(
+                              "config", {}))
     host_kv = PagedKVCache(*kv.data.shape[1:]) if config.preemption == "swap" else None
     if runner_class is GraphRunner:
         runner = GraphRunner(decoder, kv, max_num_seqs, 64, budget, host_kv, **kwargs)
@@ -42,7 +47,8 @@ def engine_with(runner_class, decoder, num_blocks=24, block_size=4, max_num_seqs
 
 
 def run(engine, requests):
-    """Add the requests one step apart and run to the end; returns the tokens of every completion."""
+    """Add the requests one step apart and run to the end; returns the tokens of every
+    completion."""
     outputs, waiting, ids = {}, list(requests), []
     while waiting or engine.has_unfinished():
         if waiting:
@@ -58,8 +64,9 @@ def greedy(n, **kwargs):
     return SamplingParams(temperature=0, max_tokens=n, **kwargs)
 
 
-MIX = [([1, 2, 3, 4, 5, 6, 7, 8, 9], greedy(6)), ([1, 2, 3, 4, 5, 6, 7, 8, 30], greedy(9)), ([7], greedy(1)),
-       ([9, 8, 7, 6, 5], greedy(4)), ([1, 2, 3, 4, 5], greedy(5)), (list(range(20)), greedy(3))]
+MIX = [([1, 2, 3, 4, 5, 6, 7, 8, 9], greedy(6)), ([1, 2, 3, 4, 5, 6, 7, 8, 30], greedy(9)),
+       ([7], greedy(1)), ([9, 8, 7, 6, 5], greedy(4)), ([1, 2, 3, 4, 5], greedy(5)),
+       (list(range(20)), greedy(3))]
 
 
 @pytest.mark.parametrize("use_graphs", [True, False])
@@ -72,15 +79,18 @@ def test_chunks_and_a_tight_pool(decoder):
     tight = dict(num_blocks=11, budget=5)
     want = run(engine_with(ModelRunner, decoder, **tight), MIX[:4])
     for preemption in ("recompute", "swap"):
-        engine = engine_with(GraphRunner, decoder, use_graphs=False, config={"preemption": preemption}, **tight)
+        engine = engine_with(GraphRunner, decoder, use_graphs=False,
+                             config={"preemption": preemption}, **tight)
         assert run(engine, MIX[:4]) == want
 
 
 def test_forks_copy_blocks_and_filters_redraw(decoder):
     requests = [([5, 4, 3, 2, 1, 0], SamplingParams(n=3, max_tokens=5, seed=1, top_k=1)), MIX[3],
-                ([5, 4, 3, 2], greedy(4, logprobs=2)), ([5, 4, 3], greedy(4, repetition_penalty=1.5))]
+                ([5, 4, 3, 2], greedy(4, logprobs=2)), ([5, 4, 3], greedy(
+                    4, repetition_penalty=1.5))]
     want = run(engine_with(ModelRunner, decoder, max_num_seqs=6), requests)
-    assert run(engine_with(GraphRunner, decoder, max_num_seqs=6, use_graphs=False), requests) == want
+    assert run(engine_with(GraphRunner, decoder, max_num_seqs=6, use_graphs=False),
+               requests) == want
 
 
 def test_a_seeded_draw_does_not_depend_on_company(decoder):
@@ -92,7 +102,9 @@ def test_a_seeded_draw_does_not_depend_on_company(decoder):
 
 def test_seats_are_taken_back(decoder):
     engine = engine_with(GraphRunner, decoder, max_num_seqs=2, use_graphs=False)
-    want = [run(engine_with(ModelRunner, decoder, max_num_seqs=2), [request])[0] for request in MIX[:4]]
+    want = [
+        run(engine_with(ModelRunner, decoder, max_num_seqs=2), [request])[0] for request in MIX[:4]
+    ]
     assert [run(engine, [request])[0] for request in MIX[:4]] == want
 
 
@@ -112,7 +124,8 @@ def test_a_seat_is_taken_only_when_what_belongs_to_it_has_arrived(decoder):
     prompt = ([1, 2, 3, 4, 5], greedy(6))
     want = run(engine, [prompt])
     for failing in range(3):
-        run(engine, [([4, 5, 6], SamplingParams(temperature=1.5, seed=99, max_tokens=2, ignore_eos=True))])
+        run(engine,
+            [([4, 5, 6], SamplingParams(temperature=1.5, seed=99, max_tokens=2, ignore_eos=True))])
         send, calls = engine.runner._to_gpu, []
 
         def fails_once(*values, send=send, calls=calls, failing=failing):
@@ -144,7 +157,8 @@ def test_seats_come_back_when_a_reset_starts_afresh(decoder, monkeypatch):
 
 def test_an_endless_temperature_draws_evenly(decoder):
     engine = engine_with(GraphRunner, decoder, use_graphs=False)
-    hot = [([1, 2], SamplingParams(temperature=1e300, seed=seed, max_tokens=1, ignore_eos=True)) for seed in range(12)]
+    hot = [([1, 2], SamplingParams(temperature=1e300, seed=seed, max_tokens=1, ignore_eos=True))
+           for seed in range(12)]
     assert len({tokens[0][0] for tokens in run(engine, hot)}) > 6
 
 

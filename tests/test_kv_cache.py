@@ -1,7 +1,10 @@
-"""The K and V tensors: what is written through slots comes back through block tables; nothing else changes.
+"""The K and V tensors: what is written through slots comes back through block tables; nothing else
+changes.
 
-Protects: one allocation and one view of it a layer; slot −1 writes nothing (vLLM issue 43810); rows that
-nobody wrote are never read; K and V as strided slices of a fused projection; block copies that read first.
+Protects: one allocation and one view of it a layer; slot −1 writes nothing (vLLM issue 43810); rows
+    that
+nobody wrote are never read; K and V as strided slices of a fused projection; block copies that read
+first.
 """
 
 import pytest
@@ -12,7 +15,8 @@ from hypothesis import strategies as st
 from paged import PagedKVCache, slot_mapping_for
 
 
-def nan_cache(num_layers=1, num_blocks=4, block_size=4, num_kv_heads=2, head_dim=3, dtype=torch.float32):
+def nan_cache(num_layers=1, num_blocks=4, block_size=4, num_kv_heads=2, head_dim=3,
+              dtype=torch.float32):
     kv = PagedKVCache(num_layers, num_blocks, block_size, num_kv_heads, head_dim, dtype=dtype)
     kv.data.fill_(float("nan"))
     return kv
@@ -33,16 +37,18 @@ def test_layers_are_views_of_one_allocation():
     assert kv.block_bytes == 2 * 3 * 4 * 2 * 8 * 2 and kv.block_bytes * 5 == kv.data.nbytes
 
 
-@given(block_size=st.integers(1, 5), seq_len=st.integers(0, 12), seed=st.integers(0, 99), data=st.data())
-def test_what_is_written_through_slots_comes_back_through_the_table(block_size, seq_len, seed, data):
+@given(block_size=st.integers(1, 5), seq_len=st.integers(0, 12), seed=st.integers(0, 99),
+       data=st.data())
+def test_what_is_written_through_slots_comes_back_through_the_table(block_size, seq_len, seed,
+                                                                    data):
     kv = nan_cache(num_layers=2, num_blocks=13, block_size=block_size)
     table = data.draw(st.permutations(range(13)))[:-(-seq_len // block_size)]
     slots = slot_mapping_for(table, range(seq_len), block_size)
     k, v = tokens(seq_len, kv, seed)
-    cut = data.draw(st.integers(0, seq_len))                       # in two chunks, the second as a tensor
+    cut = data.draw(st.integers(0, seq_len))  # in two chunks, the second as a tensor
     kv.write(1, slots[:cut], k[:cut], v[:cut])
     kv.write(1, torch.tensor(slots[cut:], dtype=torch.int32), k[cut:], v[cut:])
-    for padding in ([], [-1, -1]):                                 # behind the context nothing is looked at
+    for padding in ([], [-1, -1]):  # behind the context nothing is looked at
         got_k, got_v = kv.gather(1, table + padding, seq_len)
         assert torch.equal(got_k, k) and torch.equal(got_v, v)
     written = ~torch.isnan(kv.k[1].flatten(0, 1)[:, 0, 0])
@@ -51,7 +57,8 @@ def test_what_is_written_through_slots_comes_back_through_the_table(block_size, 
 
 
 def test_padding_writes_nothing():
-    """Batch of 3 in a graph for 4: through PyTorch's indexing, −1 is the last row of the last block."""
+    """Batch of 3 in a graph for 4: through PyTorch's indexing, −1 is the last row of the last
+    block."""
     kv = nan_cache()
     k, v = tokens(1, kv)
     kv.write(0, [15], k, v)
@@ -112,7 +119,8 @@ def test_copied_blocks_are_read_before_any_is_written():
     kv.copy_blocks([])
 
 
-@pytest.mark.parametrize("name", ["num_layers", "num_blocks", "block_size", "num_kv_heads", "head_dim"])
+@pytest.mark.parametrize("name",
+                         ["num_layers", "num_blocks", "block_size", "num_kv_heads", "head_dim"])
 def test_a_shape_of_nothing_is_refused(name):
     shape = dict(num_layers=1, num_blocks=1, block_size=1, num_kv_heads=1, head_dim=1)
     with pytest.raises(ValueError, match=f"{name} is 0"):
@@ -128,9 +136,11 @@ def test_writes_that_do_not_fit_are_refused_and_write_nothing():
     for slots in ([0, 16], [0, -2], [-1, 99]):
         with pytest.raises(IndexError, match="cache of 16 rows"):
             kv.write(0, slots, k, v)
-    for slots, words in [([0.5, 1.0], "slot_mapping is of torch.float"), ([[0], [1]], "has shape \\(2, 1\\)"),
-                         (torch.tensor([0.5, 1]), "it must hold integers"), (None, "slot_mapping is None"),
-                         ([True, False], "torch.bool"), (3, "it must have 1 dimension"), ([0, None], "\\[0, None\\]")]:
+    for slots, words in [([0.5, 1.0], "slot_mapping is of torch.float"),
+                         ([[0], [1]], "has shape \\(2, 1\\)"),
+                         (torch.tensor([0.5, 1]), "it must hold integers"),
+                         (None, "slot_mapping is None"), ([True, False], "torch.bool"),
+                         (3, "it must have 1 dimension"), ([0, None], "\\[0, None\\]")]:
         with pytest.raises(ValueError, match=words):
             kv.write(0, slots, k, v)
     for layer in (1, -1, 0.5):
@@ -164,7 +174,7 @@ def test_reads_that_do_not_fit_are_refused():
     kv = nan_cache()
     with pytest.raises(ValueError, match="9 tokens need 3 blocks of 4; the block table has 2"):
         kv.gather(0, [0, 1], 9)
-    for table in ([0, 4], [-1, 0]):                                # −1, the padding of a table, is no block
+    for table in ([0, 4], [-1, 0]):  # −1, the padding of a table, is no block
         with pytest.raises(IndexError, match="cache of 4 blocks"):
             kv.gather(0, table, 5)
     for seq_len in (-1, 2.5):

@@ -1,4 +1,5 @@
-"""LLM: prompts of every form, streaming, progress, refusals and interruptions, on a small random model.
+"""LLM: prompts of every form, streaming, progress, refusals and interruptions, on a small random
+model.
 
 Protects the interface that notebooks and users call. The default model itself is at the end.
 """
@@ -42,10 +43,10 @@ def test_prompts_of_every_form(llm):
     by_text = llm.generate("abc", GREEDY, use_tqdm=False)
     assert by_ids[0].outputs[0].token_ids == by_text[0].outputs[0].token_ids
     text = "".join(chr(97 + t % 26) for t in by_text[0].outputs[0].token_ids)
-    assert by_text[0].outputs[0].text in (text, text[:-1])        # the end-of-sequence token is no text
+    assert by_text[0].outputs[0].text in (text, text[:-1])  # the end-of-sequence token is no text
     chat = [{"role": "user", "content": "abc"}]
-    one, two = llm.generate(chat, GREEDY, use_tqdm=False), llm.generate([chat, "uabc", [20, 0, 1, 2]], GREEDY,
-                                                                        use_tqdm=False)
+    one, two = llm.generate(chat, GREEDY, use_tqdm=False), llm.generate(
+        [chat, "uabc", [20, 0, 1, 2]], GREEDY, use_tqdm=False)
     assert len({tuple(output.outputs[0].token_ids) for output in one + two}) == 1
     assert [output.prompt_token_ids for output in two] == [[20, 0, 1, 2]] * 3
     assert llm.generate([], GREEDY, use_tqdm=False) == []
@@ -90,7 +91,7 @@ def test_every_completion_of_a_stream_shows_its_new_text_once(llm):
     params = SamplingParams(n=3, temperature=1.5, max_tokens=12, seed=1, stop=["a", "q"])
     texts = ["", "", ""]
     for output in llm.stream("abc", params):
-        for completion in output.outputs:                         # one has ended long before another
+        for completion in output.outputs:  # one has ended long before another
             texts[completion.index] += completion.new_text
     (whole,) = llm.generate("abc", params, use_tqdm=False)
     assert texts == [completion.text for completion in whole.outputs]
@@ -99,7 +100,9 @@ def test_every_completion_of_a_stream_shows_its_new_text_once(llm):
 
 def test_streams_in_turn_and_around_generate_lose_nothing(llm):
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-    whole = [output.outputs[0].text for output in llm.generate(["abc", "xyz"], params, use_tqdm=False)]
+    whole = [
+        output.outputs[0].text for output in llm.generate(["abc", "xyz"], params, use_tqdm=False)
+    ]
     outputs = zip(llm.stream("abc", params), llm.stream("xyz", params))
     texts = ["".join(output.outputs[0].new_text for output in seen) for seen in zip(*outputs)]
     assert texts == whole
@@ -107,7 +110,7 @@ def test_streams_in_turn_and_around_generate_lose_nothing(llm):
     seen = [next(stream)]
     llm.generate("c", SamplingParams(max_tokens=30, ignore_eos=True), use_tqdm=False)
     with pytest.raises(ValueError):
-        llm.generate(["c", ""], params, use_tqdm=False)           # leaves the stream alone
+        llm.generate(["c", ""], params, use_tqdm=False)  # leaves the stream alone
     seen += stream
     assert "".join(output.outputs[0].new_text for output in seen) == whole[0]
     assert not llm.engine.has_unfinished()
@@ -124,14 +127,17 @@ def test_token_ids_of_any_kind(llm):
     import numpy as np
     (expected,) = llm.generate([0, 1, 2], GREEDY, use_tqdm=False)
     ids = np.array([0, 1, 2])
-    for prompts in (ids, list(ids), [ids], torch.tensor([0, 1, 2]), [torch.tensor([0, 1, 2])], range(3), [(0, 1, 2)]):
+    for prompts in (ids, list(ids), [ids], torch.tensor([0, 1, 2]), [torch.tensor(
+        [0, 1, 2])], range(3), [(0, 1, 2)]):
         (output,) = llm.generate(prompts, GREEDY, use_tqdm=False)
         assert output.outputs[0].token_ids == expected.outputs[0].token_ids
         assert output.prompt_token_ids == [0, 1, 2]
 
 
-@pytest.mark.parametrize("prompts", [None, 5.0, b"abc", {"role": "user", "content": "a"}, {"a"}, [None], [1.5],
-                                     [1, "a"], ["a", 1], [[1, {}]]])
+@pytest.mark.parametrize("prompts", [
+    None, 5.0, b"abc", {"role": "user", "content": "a"}, {"a"}, [None], [1.5], [1, "a"], ["a", 1],
+    [[1, {}]]
+])
 def test_what_is_no_prompt_is_a_sentence(llm, prompts):
     with pytest.raises(ValueError, match="prompt"):
         llm.generate(prompts, GREEDY, use_tqdm=False)
@@ -141,11 +147,14 @@ def test_what_is_no_prompt_is_a_sentence(llm, prompts):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_step_without_memory_is_a_sentence_and_the_engine_goes_on(llm, stream, monkeypatch):
+
     def full(batch):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr(llm.engine, "_launch", full)
-    with pytest.raises(MemoryError, match="no room for a step of up to 2048 tokens beside a pool of 64 blocks .*Lower"):
+    with pytest.raises(
+            MemoryError,
+            match="no room for a step of up to 2048 tokens beside a pool of 64 blocks .*Lower"):
         list(llm.stream("abc", GREEDY)) if stream else llm.generate("abc", GREEDY, use_tqdm=False)
     monkeypatch.undo()
     assert not llm.engine.has_unfinished()
@@ -155,7 +164,8 @@ def test_a_step_without_memory_is_a_sentence_and_the_engine_goes_on(llm, stream,
 def test_given_weights_stay_where_they_are(loaded):
     assert LLM(loaded, num_blocks=8).runner.kv.data.device == loaded.decoder.embedding.device
     loaded = Loaded(random_decoder(TINY_LLAMA, device="meta"), TINY_LLAMA, None, set(), 0)
-    with pytest.raises(ValueError, match="device is 'cpu' and the weights that were given lie on 'meta'"):
+    with pytest.raises(ValueError,
+                       match="device is 'cpu' and the weights that were given lie on 'meta'"):
         LLM(loaded, device="cpu", num_blocks=8)
 
 
@@ -184,16 +194,19 @@ def test_stop_strings_and_eos(llm):
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     text = llm.generate("hello", params, use_tqdm=False)[0].outputs[0].text
     stop = text[4:6]
-    (output,) = llm.generate("hello", SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop=stop),
-                             use_tqdm=False)
+    (output,) = llm.generate(
+        "hello", SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop=stop),
+        use_tqdm=False)
     assert output.outputs[0].text == text[:text.index(stop)]
     assert output.outputs[0].finish_reason == "stop"
 
 
 def test_sizes_are_checked_before_anything_is_loaded(monkeypatch):
     monkeypatch.setattr("paged.llm.load", lambda *args: pytest.fail("it was loaded"))
-    for kwargs, words in [({"block_size": 0}, "block_size is 0"), ({"num_blocks": -1}, "num_blocks is -1"),
-                          ({"max_num_seqs": 0}, "max_num_seqs"), ({"max_num_batched_tokens": 0}, "max_num_batched"),
+    for kwargs, words in [({"block_size": 0}, "block_size is 0"),
+                          ({"num_blocks": -1}, "num_blocks is -1"),
+                          ({"max_num_seqs": 0}, "max_num_seqs"),
+                          ({"max_num_batched_tokens": 0}, "max_num_batched"),
                           ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization is 1.5"),
                           ({"attention_backend": "fast"}, "fast"), ({"device": "gpu"}, "gpu"),
                           ({"preemption": "drop"}, "drop")]:
@@ -212,8 +225,8 @@ def test_both_prefix_caches_serve(loaded, llm):
     prompts = ["abcdefghij", "abcdefghxy"]
     tree = LLM(loaded, device="cpu", block_size=4, num_blocks=64, prefix_cache="radix")
     want, got = (engine.generate(prompts, GREEDY, use_tqdm=False) for engine in (llm, tree))
-    assert [(o.outputs[0].token_ids, o.num_cached_tokens) for o in got] == [
-        (o.outputs[0].token_ids, o.num_cached_tokens) for o in want]
+    assert [(o.outputs[0].token_ids, o.num_cached_tokens)
+            for o in got] == [(o.outputs[0].token_ids, o.num_cached_tokens) for o in want]
     with pytest.raises(ValueError, match="prefix_cache is 'trie'"):
         LLM(loaded, device="cpu", num_blocks=8, prefix_cache="trie")
 
@@ -222,8 +235,8 @@ def test_the_pool_takes_what_a_cpu_can_use(loaded):
     trace = Trace()
     llm = LLM(loaded, device="cpu", block_size=4, max_num_seqs=2, trace=trace)
     assert llm.engine.config.num_blocks == 2 * 256 // 4
-    assert [event["event"] for event in trace.events] == ["MODEL_WEIGHTS_LOADED",
-                                                                               "KV_BUDGET_ESTIMATE"]
+    assert [event["event"]
+            for event in trace.events] == ["MODEL_WEIGHTS_LOADED", "KV_BUDGET_ESTIMATE"]
 
 
 def test_an_impossible_pool_is_a_sentence(loaded):
@@ -241,7 +254,8 @@ def test_a_backend_that_cannot_run_here_is_refused_at_once(loaded):
 def test_preemption_by_swapping_gives_the_same_text(loaded):
     prompts = ["abcdefgh", "ijklmnop", "qrstuvwx"]
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
-    roomy = LLM(loaded, device="cpu", block_size=4, num_blocks=64).generate(prompts, params, use_tqdm=False)
+    roomy = LLM(loaded, device="cpu", block_size=4, num_blocks=64).generate(
+        prompts, params, use_tqdm=False)
     for preemption in ("recompute", "swap"):
         tight = LLM(loaded, device="cpu", block_size=4, num_blocks=10, preemption=preemption)
         outputs = tight.generate(prompts, params, use_tqdm=False)

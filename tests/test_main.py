@@ -1,4 +1,5 @@
-"""The command line: a mistake ends in one sentence and status 2, an interruption in 130, neither in a traceback."""
+"""The command line: a mistake ends in one sentence and status 2, an interruption in 130, neither in
+a traceback."""
 
 import json
 import subprocess
@@ -18,25 +19,31 @@ def tiny(loaded, monkeypatch):  # noqa: F811
 
 
 def test_generate_streams_and_tells_its_times(tiny, capsys):
-    assert main(["generate", "hello", "--raw", "--max-tokens", "4", "--stats", "--num-blocks", "40"]) == 0
+    assert main(
+        ["generate", "hello", "--raw", "--max-tokens", "4", "--stats", "--num-blocks", "40"]) == 0
     out, err = capsys.readouterr()
     assert len(out.strip()) in (3, 4) and "ms" in err and "attention: " in err
     assert err.startswith("ready after ") and "weights 0.0 s, pool 0.0 s" in err
-    assert main(["generate", "hello", "--raw", "--max-tokens", "4", "--num-blocks", "40", "--quiet"]) == 0
+    assert main(
+        ["generate", "hello", "--raw", "--max-tokens", "4", "--num-blocks", "40", "--quiet"]) == 0
     assert capsys.readouterr() == (out, "")
 
 
 def test_generate_takes_what_the_sentences_name(tiny, capsys):
-    argv = ["generate", "hello", "--raw", "--max-tokens", "4", "--max-model-len", "7", "--enforce-eager"]
+    argv = [
+        "generate", "hello", "--raw", "--max-tokens", "4", "--max-model-len", "7", "--enforce-eager"
+    ]
     assert main([*argv, "--gpu-memory-utilization", "0.5", "--attention-backend", "reference"]) == 2
     assert "max_model_len is 7" in capsys.readouterr().err
-    for option in (["--gpu-memory-utilization", "2"], ["--max-num-batched-tokens", "0"], ["--max-num-seqs", "0"],
-                   ["--attention-backend", "fast"]):
+    for option in (["--gpu-memory-utilization",
+                    "2"], ["--max-num-batched-tokens",
+                           "0"], ["--max-num-seqs", "0"], ["--attention-backend", "fast"]):
         assert main([*argv, *option]) == 2
         assert f"{option[0][2:].replace('-', '_')} is " in capsys.readouterr().err
 
 
 def test_memory_that_runs_out_is_a_sentence(tiny, capsys, monkeypatch):
+
     def full(self, batch):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
@@ -47,7 +54,8 @@ def test_memory_that_runs_out_is_a_sentence(tiny, capsys, monkeypatch):
     assert capsys.readouterr().err.startswith(sentence)
     monkeypatch.setattr("paged.__main__._load", lambda args: full(None, None))
     assert main(argv) == 2
-    assert capsys.readouterr().err.startswith("paged: CUDA out of memory. Tried to allocate 2.00 GiB. Free")
+    assert capsys.readouterr().err.startswith(
+        "paged: CUDA out of memory. Tried to allocate 2.00 GiB. Free")
 
 
 def test_generate_reads_standard_input(tiny, capsys, monkeypatch):
@@ -61,9 +69,12 @@ def test_generate_reads_standard_input(tiny, capsys, monkeypatch):
 
 def test_trace_prints_and_saves(tiny, capsys, tmp_path):
     path = tmp_path / "events.jsonl"
-    assert main(["trace", "hello", "help", "--max-tokens", "3", "--save", str(path), "--num-blocks", "40"]) == 0
+    assert main(
+        ["trace", "hello", "help", "--max-tokens", "3", "--save",
+         str(path), "--num-blocks", "40"]) == 0
     out = capsys.readouterr().out
-    for name in ("SCHEDULE_PREFILL", "SCHEDULE_DECODE", "KV_BLOCK_ALLOCATE", "KV_BLOCK_RELEASE", "STATE_TRANSITION"):
+    for name in ("SCHEDULE_PREFILL", "SCHEDULE_DECODE", "KV_BLOCK_ALLOCATE", "KV_BLOCK_RELEASE",
+                 "STATE_TRANSITION"):
         assert name in out
     events = [json.loads(line) for line in path.read_text().splitlines()]
     assert events[0]["event"] == "MODEL_WEIGHTS_LOADED"
@@ -92,8 +103,10 @@ def test_mistakes_are_sentences(argv, words, capsys):
 def test_a_terminal_without_the_characters_shows_question_marks(tiny, monkeypatch):
     import io
     written = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii", write_through=True))
-    monkeypatch.setattr("test_llm.Letters.token_bytes", lambda self, token: "\N{GRINNING FACE}".encode())
+    monkeypatch.setattr(sys, "stdout",
+                        io.TextIOWrapper(written, encoding="ascii", write_through=True))
+    monkeypatch.setattr("test_llm.Letters.token_bytes",
+                        lambda self, token: "\N{GRINNING FACE}".encode())
     assert main(["generate", "hi", "--raw", "--max-tokens", "2"]) == 0
     assert written.getvalue().strip() in (b"?", b"??")
 
@@ -106,12 +119,14 @@ def test_impossible_prompts_are_sentences(tiny, capsys):
 
 
 def test_a_directory_without_weights(tmp_path, capsys):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}))
     assert main(["generate", "hi", "--model", str(tmp_path)]) == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
 def test_ctrl_c(tiny, capsys, monkeypatch):
+
     def interrupted(self, batch):
         raise KeyboardInterrupt
 
@@ -122,9 +137,10 @@ def test_ctrl_c(tiny, capsys, monkeypatch):
 
 def test_help_and_unknown_arguments():
     for argv in (["--help"], ["generate", "--help"], ["bench", "--help"], ["models", "--help"]):
-        assert subprocess.run([sys.executable, "-m", "paged", *argv], capture_output=True).returncode == 0
-    done = subprocess.run([sys.executable, "-m", "paged", "generate", "hi", "--modle", "x"], capture_output=True,
-                          text=True)
+        assert subprocess.run([sys.executable, "-m", "paged", *argv],
+                              capture_output=True).returncode == 0
+    done = subprocess.run([sys.executable, "-m", "paged", "generate", "hi", "--modle", "x"],
+                          capture_output=True, text=True)
     assert done.returncode == 2 and "--modle" in done.stderr and "Traceback" not in done.stderr
 
 

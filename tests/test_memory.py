@@ -1,7 +1,8 @@
-"""What the first two chapters say in numbers, held to the published figures through the public functions.
+"""What the first two chapters say in numbers, held to the published figures through the public
+functions.
 
-Protects the counts of projections, the bytes a token, the memory bill, the concurrency estimate, the
-utilization of 200 requests, and the block budget of a measured card.
+Protects the counts of projections, the bytes a token, the memory bill, the concurrency estimate,
+the utilization of 200 requests, and the block budget of a measured card.
 """
 
 import pytest
@@ -87,10 +88,12 @@ def test_utilization_of_one_request_by_hand():
 
 
 def test_block_budget_of_the_h20():
-    """From the printed inputs one block too few; from inputs within their rounding, the printed count."""
+    """From the printed inputs one block too few; from inputs within their rounding, the printed
+    count."""
     block_bytes = 256 * kv_bytes_per_token(**QWEN3_06B)
     assert block_bytes == 29_360_128 == 28 * MiB
-    rounded = dict(total=95.085 * GiB, utilization=0.9, used=1.66 * GiB, peak=1.599 * GiB, current=1.16 * GiB)
+    rounded = dict(total=95.085 * GiB, utilization=0.9, used=1.66 * GiB, peak=1.599 * GiB,
+                   current=1.16 * GiB)
     assert num_blocks_in_budget(**rounded, block_bytes=block_bytes) == 3_052
     within = rounded | dict(total=95.0854 * GiB, used=1.6551 * GiB)
     assert num_blocks_in_budget(**within, block_bytes=block_bytes) == 3_053
@@ -98,6 +101,7 @@ def test_block_budget_of_the_h20():
 
 
 def test_block_budget_refuses_a_full_card():
-    with pytest.raises(ValueError, match=r"no room for a block of 28.0 MiB.*Raise gpu_memory_utilization"):
+    with pytest.raises(ValueError,
+                       match=r"no room for a block of 28.0 MiB.*Raise gpu_memory_utilization"):
         num_blocks_in_budget(total=4 * GiB, utilization=0.5, used=2 * GiB, peak=1, current=1,
                              block_bytes=28 * MiB)

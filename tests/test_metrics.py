@@ -1,18 +1,20 @@
-"""The figures of a run: what a STEP event counts, the summary, the lines for the terminal, the saved file."""
+"""The figures of a run: what a STEP event counts, the summary, the lines for the terminal, the
+saved file."""
 
 import json
 
 from paged import Engine, EngineConfig, SamplingParams, Trace
+from paged.lab.oracle import OracleRunner
 from paged.metrics import request_summary, save, step_table, steps, summary, summary_text, timeline
-from paged.oracle import OracleRunner
 from tests.engines import run
 
 
 def crowd(**config):
-    """Two requests with a common prompt and one that must wait, traced; returns trace and outputs."""
+    """Two requests with a common prompt and one that must wait, traced; returns trace and
+    outputs."""
     trace = Trace()
-    engine = Engine(EngineConfig(num_blocks=6, block_size=2, max_num_seqs=2, **config), OracleRunner(6, 2, 6),
-                    trace=trace)
+    engine = Engine(EngineConfig(num_blocks=6, block_size=2, max_num_seqs=2, **config),
+                    OracleRunner(6, 2, 6), trace=trace)
     for prompt, max_tokens in (([1, 2, 3, 4, 5], 4), ([1, 2, 3, 4, 6], 4), ([9], 1)):
         engine.add_request(prompt, SamplingParams(max_tokens=max_tokens))
     return trace, list(run(engine).values())
@@ -22,7 +24,8 @@ def test_each_step_says_what_it_did():
     trace, outputs = crowd()
     first = steps(trace)[0]
     assert (first["prefill"], first["decode"], first["cached"]) == (5 + 1, 0, 4)
-    assert (first["running"], first["waiting"], first["swapped"], first["preempted"]) == (2, 1, 0, 0)
+    assert (first["running"], first["waiting"], first["swapped"], first["preempted"]) == (2, 1, 0,
+                                                                                          0)
     assert (first["used"], first["references"], first["blocks"]) == (4, 6, 6)
     assert all(row["seconds"] > 0 for row in steps(trace))
     decoded = sum(len(output.outputs[0].token_ids) - 1 for output in outputs)
@@ -48,7 +51,8 @@ def test_timeline_covers_every_computed_token():
     trace, outputs = crowd()
     rows = timeline(trace)
     assert rows[0] == {"step": 1, "request": "0", "phase": "prefill", "tokens": 5}
-    assert sum(row["tokens"] for row in rows) == sum(row["prefill"] + row["decode"] for row in steps(trace))
+    assert sum(row["tokens"] for row in rows) == sum(
+        row["prefill"] + row["decode"] for row in steps(trace))
 
 
 def test_summary():
@@ -64,15 +68,18 @@ def test_summary():
 
 def test_nothing_at_all_is_no_error():
     total = summary(Trace())
-    assert total["steps"] == 0 and total["prefix_hit_rate"] is None and total["time_to_first_token"] is None
+    assert total["steps"] == 0 and total["prefix_hit_rate"] is None and total[
+        "time_to_first_token"] is None
     assert summary_text(Trace()) and step_table(Trace())
 
 
 def test_what_is_printed_and_saved(tmp_path):
     trace, outputs = crowd()
     lines = step_table(trace).splitlines()
-    assert lines[0].split() == ["step", "ms", "prefill", "decode", "cached", "running", "waiting", "swapped",
-                                "used", "preempted"]
+    assert lines[0].split() == [
+        "step", "ms", "prefill", "decode", "cached", "running", "waiting", "swapped", "used",
+        "preempted"
+    ]
     assert len(lines) == 1 + len(steps(trace)) and len({len(line) for line in lines}) == 1
     assert "5 prompt tokens (4 cached), 4 generated" in request_summary(outputs[1])
     assert "prefix hit rate 36.4%" in summary_text(trace, outputs)

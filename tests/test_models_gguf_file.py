@@ -1,5 +1,6 @@
-"""Protects the reading of GGUF files: names, permuted Q and K, quantized tensors, and the tokenizer and end
-of sequence in the metadata. The files are written by the gguf package from models of transformers."""
+"""Protects the reading of GGUF files: names, permuted Q and K, quantized tensors, and the tokenizer
+and end of sequence in the metadata. The files are written by the gguf package from models of
+transformers."""
 
 from dataclasses import replace
 
@@ -10,8 +11,8 @@ import torch
 from small_models import TINY_LLAMA, TINY_MODELS, huggingface_model, logits_of
 
 from paged.models.decoder import rotary_frequencies
-from paged.models.gguf_file import GGUFFile
 from paged.models.loader import load
+from paged.models.loader.gguf_file import GGUFFile
 
 PROMPT = [3, 17, 92, 5, 41, 88]
 NAMES = {  # written out again, so that a slip in the reader's table shows
@@ -34,11 +35,13 @@ def gguf_name(name):
 def interleave(weight, heads):
     """What a converter does to Q and K of a Llama: row i of both halves of a head, side by side."""
     rows, columns = weight.shape
-    return weight.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
+    return weight.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(
+        rows, columns)
 
 
 def write(path, config, quantization=None, fields=(), leave_out=(), extra=None):
-    """Write a GGUF file of a random model, and return the model, with the values that the file can hold."""
+    """Write a GGUF file of a random model, and return the model, with the values that the file can
+    hold."""
     model = huggingface_model(config)
     writer = gguf.GGUFWriter(path, config.architecture)
     writer.add_context_length(config.max_position_embeddings)
@@ -68,7 +71,8 @@ def write(path, config, quantization=None, fields=(), leave_out=(), extra=None):
                 weight.copy_(torch.tensor(gguf.quants.dequantize(data, quantization)))
                 values, kind = weight.numpy(), quantization
             if config.architecture == "llama" and ("q_proj" in name or "k_proj" in name):
-                values = interleave(values, config.num_heads if "q_proj" in name else config.num_kv_heads)
+                values = interleave(values,
+                                    config.num_heads if "q_proj" in name else config.num_kv_heads)
             if name in leave_out:
                 continue
             if kind is not None:
@@ -93,7 +97,8 @@ def check_same(model, loaded):
 def test_a_file_computes_what_its_model_computes(name, tmp_path):
     model = write(tmp_path / "model.gguf", TINY_MODELS[name])
     loaded = load(tmp_path / "model.gguf")
-    assert vars(loaded.config) == pytest.approx(vars(TINY_MODELS[name]))  # the file keeps float32 numbers
+    assert vars(loaded.config) == pytest.approx(vars(
+        TINY_MODELS[name]))  # the file keeps float32 numbers
     assert loaded.eos_token_ids == {0} and loaded.num_weights == len(list(model.parameters()))
     check_same(model, loaded)
 
@@ -106,8 +111,10 @@ def test_quantized_tensors(kind, tmp_path):
 
 
 def test_llama3_frequencies_come_as_a_tensor(tmp_path):
-    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-               "original_max_position_embeddings": 64}
+    scaling = {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64
+    }
     config = replace(TINY_LLAMA, rope_scaling=scaling)
     divisors = rotary_frequencies(TINY_LLAMA) / rotary_frequencies(config)
     model = write(tmp_path / "model.gguf", config, extra={"rope_freqs.weight": divisors.numpy()})
@@ -115,8 +122,8 @@ def test_llama3_frequencies_come_as_a_tensor(tmp_path):
 
 
 def test_every_end_of_sequence_id(tmp_path):
-    write(tmp_path / "model.gguf", TINY_LLAMA, fields=[
-        ("tokenizer.ggml.eot_token_id", (1, gguf.GGUFValueType.UINT32))])
+    write(tmp_path / "model.gguf", TINY_LLAMA,
+          fields=[("tokenizer.ggml.eot_token_id", (1, gguf.GGUFValueType.UINT32))])
     assert load(tmp_path / "model.gguf").eos_token_ids == {0, 1}
 
 
@@ -135,16 +142,19 @@ def refused(path):
 
 def test_a_missing_tensor(tmp_path):
     write(tmp_path / "model.gguf", TINY_LLAMA, leave_out=["model.layers.2.mlp.up_proj.weight"])
-    assert "lacks 1 of 30 tensors (model.layers.2.mlp.up_proj.weight)" in refused(tmp_path / "model.gguf")
+    assert "lacks 1 of 30 tensors (model.layers.2.mlp.up_proj.weight)" in refused(
+        tmp_path / "model.gguf")
 
 
 def test_an_extra_tensor(tmp_path):
-    write(tmp_path / "model.gguf", TINY_LLAMA, extra={"blk.0.attn_sinks.weight": np.zeros(6, np.float32)})
+    write(tmp_path / "model.gguf", TINY_LLAMA,
+          extra={"blk.0.attn_sinks.weight": np.zeros(6, np.float32)})
     assert "attn_sinks" in refused(tmp_path / "model.gguf")
 
 
 def test_a_part_of_a_split_file(tmp_path):
-    write(tmp_path / "model.gguf", TINY_LLAMA, fields=[("split.count", (3, gguf.GGUFValueType.UINT16))])
+    write(tmp_path / "model.gguf", TINY_LLAMA,
+          fields=[("split.count", (3, gguf.GGUFValueType.UINT16))])
     assert "one of 3 parts" in refused(tmp_path / "model.gguf")
 
 

@@ -1,5 +1,6 @@
-"""Protects loading: what transformers saves, whole or in shards, computes the same here; every weight arrives
-and none is left over; and whatever is wrong with a checkpoint is said in one sentence."""
+"""Protects loading: what transformers saves, whole or in shards, computes the same here; every
+weight arrives and none is left over; and whatever is wrong with a checkpoint is said in one
+sentence."""
 
 import json
 
@@ -75,7 +76,8 @@ def test_the_spelling_of_transformers_4(broken, saved):
     config["rope_theta"] = rope.get("rope_theta", config.get("rope_theta"))
     config["torch_dtype"] = config.pop("dtype", "float32")
     (broken / "config.json").write_text(json.dumps(config))
-    torch.testing.assert_close(logits_of(load(broken).decoder, PROMPT), saved("llama")[1], atol=1e-4, rtol=0)
+    torch.testing.assert_close(logits_of(load(broken).decoder, PROMPT),
+                               saved("llama")[1], atol=1e-4, rtol=0)
 
 
 def test_redundant_tensors_are_passed_over(tmp_path):
@@ -89,7 +91,8 @@ def test_redundant_tensors_are_passed_over(tmp_path):
     edit(tmp_path, change)
     with torch.no_grad():
         expected = model(torch.tensor([PROMPT])).logits[0]
-    torch.testing.assert_close(logits_of(load(tmp_path).decoder, PROMPT), expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(logits_of(load(tmp_path).decoder, PROMPT), expected, atol=1e-4,
+                               rtol=0)
 
 
 def test_a_missing_tensor(broken):
@@ -104,14 +107,16 @@ def test_many_missing_tensors_are_not_all_listed(broken):
 
 
 def test_an_extra_tensor(broken):
-    edit(broken, lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(72)}))
+    edit(broken,
+         lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(72)}))
     sentence = refused(broken)
     assert "1 tensors too many for a llama model (model.layers.0.self_attn.q_proj.bias)" in sentence
 
 
 def test_a_tensor_of_the_wrong_shape(broken):
     edit(broken, lambda tensors: tensors.update({"model.norm.weight": torch.zeros(71)}))
-    assert "model.norm.weight" in refused(broken) and "[71], and the config asks for [72]" in refused(broken)
+    assert "model.norm.weight" in refused(
+        broken) and "[71], and the config asks for [72]" in refused(broken)
 
 
 def test_a_scalar_does_not_spread_over_a_weight(broken):
@@ -150,8 +155,9 @@ def test_a_config_that_is_not_json(broken):
     assert "not valid JSON" in refused(broken)
 
 
-@pytest.mark.parametrize("name", ["no-such-model", "./no/such/directory", "/no/such/directory",
-                                  "no/such/model.gguf", ""])
+@pytest.mark.parametrize(
+    "name",
+    ["no-such-model", "./no/such/directory", "/no/such/directory", "no/such/model.gguf", ""])
 def test_a_name_that_is_nothing(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sentence = refused(name, FileNotFoundError)
@@ -170,6 +176,7 @@ def test_a_file_that_is_not_a_model(tmp_path):
     (errors.OfflineModeIsEnabled("offline"), ConnectionError, "cannot be reached"),
 ])
 def test_a_hub_id_without_a_network(error, kind, said, monkeypatch):
+
     def fail(*arguments, **options):
         raise error
 
@@ -191,7 +198,11 @@ def test_a_hub_id_is_downloaded_and_read(saved, monkeypatch):
 
 
 @pytest.mark.parametrize("config, generation, expected", [
-    (7, None, {7}), (7, 9, {9}), (7, [9, 11], {9, 11}), ([5, 6], None, {5, 6}), (None, None, set()),
+    (7, None, {7}),
+    (7, 9, {9}),
+    (7, [9, 11], {9, 11}),
+    ([5, 6], None, {5, 6}),
+    (None, None, set()),
 ])
 def test_end_of_sequence_ids(broken, config, generation, expected):
     values = json.loads((broken / "config.json").read_text()) | {"eos_token_id": config}
@@ -227,22 +238,30 @@ def test_a_gpu_that_is_not_there(saved):
         load(saved("llama")[0], device="cuda")
 
 
-@pytest.mark.parametrize("device, words", [("cuda:99", "'cuda:99' was asked for and "), ("xpu", "device is 'xpu': cho"),
-                                           ("gpu", "device is 'gpu': choose"), (None, "device is None: choose")])
+@pytest.mark.parametrize("device, words", [("cuda:99", "'cuda:99' was asked for and "),
+                                           ("xpu", "device is 'xpu': cho"),
+                                           ("gpu", "device is 'gpu': choose"),
+                                           (None, "device is None: choose")])
 def test_a_device_that_is_not_here(saved, device, words):
     with pytest.raises(ValueError, match=words):
         load(saved("llama")[0], device=device)
 
 
 @pytest.mark.parametrize("place", ["Decoder.pack", "_fill"])
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory."), MemoryError(),
-                                   RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to")])
+@pytest.mark.parametrize("error", [
+    torch.OutOfMemoryError("CUDA out of memory."),
+    MemoryError(),
+    RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to")
+])
 def test_weights_without_room_are_a_sentence(saved, monkeypatch, place, error):
+
     def full(*args):
         raise error
 
     monkeypatch.setattr(f"paged.models.loader.{place}", full)
-    with pytest.raises(MemoryError, match="no room for 0.00 GiB of weights in float32: .* Choose a smaller model"):
+    with pytest.raises(
+            MemoryError,
+            match="no room for 0.00 GiB of weights in float32: .* Choose a smaller model"):
         load(saved("llama")[0])
     monkeypatch.setattr(f"paged.models.loader.{place}", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -250,7 +269,8 @@ def test_weights_without_room_are_a_sentence(saved, monkeypatch, place, error):
 
 
 def test_a_bar_shows_what_loads_slowly(saved, monkeypatch, capsys):
-    monkeypatch.setattr("paged.models.loader.tqdm", lambda *args, **kwargs: tqdm(*args, **kwargs | {"delay": 0}))
+    monkeypatch.setattr("paged.models.loader.tqdm",
+                        lambda *args, **kwargs: tqdm(*args, **kwargs | {"delay": 0}))
     load(saved("llama")[0])
     assert "Loading weights: 100%" in capsys.readouterr().err
     load(saved("llama")[0], use_tqdm=False)
@@ -263,8 +283,9 @@ def test_the_checkpoints_own_dtype_on_a_gpu(tmp_path):
     assert load(tmp_path, device="cuda").decoder.embedding.dtype == torch.float16
 
 
-@pytest.mark.parametrize("file", ["config.json", "generation_config.json", "tokenizer_config.json",
-                                  "model.safetensors.index.json"])
+@pytest.mark.parametrize("file", [
+    "config.json", "generation_config.json", "tokenizer_config.json", "model.safetensors.index.json"
+])
 @pytest.mark.parametrize("text", ["[]", "null", "{", '{"weight_map": []}'])
 def test_json_of_another_shape_names_the_file(broken, file, text):
     if text == '{"weight_map": []}' and file != "model.safetensors.index.json":

@@ -7,7 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from paged import BlockPool, Trace, notebook
+from paged import BlockPool, Trace
+from paged.lab import notebook
 
 
 @pytest.fixture
@@ -36,24 +37,28 @@ def test_check_passes_in_one_line(capsys):
 
 def test_table_formats_numbers(shown):
     notebook.table([["a|b", 12345, 0.99612], ["c", 7, 123456.7]], ["name", "count", "share"])
-    assert shown[0].data.splitlines() == ["| name | count | share |", "| :-- | --: | --: |",
-                                          r"| a\|b | 12,345 | 0.9961 |", "| c | 7 | 123,457 |"]
+    assert shown[0].data.splitlines() == [
+        "| name | count | share |", "| :-- | --: | --: |", r"| a\|b | 12,345 | 0.9961 |",
+        "| c | 7 | 123,457 |"
+    ]
 
 
 def test_source_names_file_and_line(shown):
     from paged.attention import paged_attention
     from paged.runner import ModelRunner
 
-    notebook.source(BlockPool.allocate, paged_attention, ModelRunner.execute)      # the last one is decorated
-    for output, start in zip(shown, (r"paged/block_pool.py`, from line \d+:\n\n```python\ndef allocate\(self",
-                                     r"paged/attention/__init__.py`, from line \d+:\n\n```python\ndef ",
-                                     r"paged/runner.py`, from line \d+:\n\n```python\n@torch.inference_mode"),
-                             strict=True):
+    notebook.source(BlockPool.allocate, paged_attention,
+                    ModelRunner.execute)  # the last one is decorated
+    for output, start in zip(
+            shown, (r"paged/block_pool.py`, from line \d+:\n\n```python\ndef allocate\(self",
+                    r"paged/attention/__init__.py`, from line \d+:\n\n```python\ndef ",
+                    r"paged/runner.py`, from line \d+:\n\n```python\n@torch.inference_mode"),
+            strict=True):
         assert re.match("`" + start, output.data)
 
 
 def test_record_finds_both_copies_and_names_what_there_is(tmp_path, monkeypatch):
-    monkeypatch.setattr(notebook, "__file__", str(tmp_path / "paged" / "notebook.py"))
+    monkeypatch.setattr(notebook, "__file__", str(tmp_path / "paged" / "lab" / "notebook.py"))
     for folder, name in (("book/data", "one"), ("paged/data", "two")):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / f"{name}.json").write_text(json.dumps({"name": name}))
@@ -72,13 +77,14 @@ def test_style_keeps_the_background_clear():
 
 def payload(html: str) -> dict:
     """The data inside a figure's script."""
-    return json.loads(re.search(r'figure\(document\.getElementById\("[\w-]+"\), (.*)\);\n', html)[1])
+    return json.loads(
+        re.search(r'figure\(document\.getElementById\("[\w-]+"\), (.*)\);\n', html)[1])
 
 
 def test_explorer_computes_every_combination(shown):
     notebook.explorer("A </script> title", lambda size, n: {"paged": {"used": n, "internal": size}},
-                      {"Size": [1, 2], "Requests": [10, 20, 30]}, {"used": "tokens", "internal": "waste"},
-                      "slots")
+                      {"Size": [1, 2], "Requests": [10, 20, 30]},
+                      {"used": "tokens", "internal": "waste"}, "slots")
     html = shown[0].data
     assert payload(html)["amounts"] == [[[n, size]] for size in (1, 2) for n in (10, 20, 30)]
     assert html.count("</script>") == 1, "data may not end the script"
@@ -87,7 +93,8 @@ def test_explorer_computes_every_combination(shown):
 
 def test_figures_of_one_page_have_their_own_ids(shown):
     for _ in range(2):
-        notebook.explorer("t", lambda n: {"b": {"used": n}}, {"n": [1]}, {"used": "tokens"}, "slots")
+        notebook.explorer("t", lambda n: {"b": {"used": n}}, {"n": [1]}, {"used": "tokens"},
+                          "slots")
     ids = [re.search(r'id="([\w-]+)"', output.data)[1] for output in shown]
     assert len(set(ids)) == 2
 
@@ -106,7 +113,11 @@ def test_film_follows_the_pool(shown):
     film.play("A film")
     frames = payload(shown[0].data)["frames"]
     assert [frame["touched"] for frame in frames] == [[0, 1], [0, 1], [2], [1]]
-    assert [frame["ref_cnt"] for frame in frames] == [[1, 1, 0, 0], [2, 2, 0, 0], [2, 1, 1, 0], [1, 0, 1, 0]]
+    assert [frame["ref_cnt"] for frame in frames] == [[1, 1, 0, 0], [2, 2, 0, 0], [2, 1, 1, 0],
+                                                      [1, 0, 1, 0]]
     assert frames[-1]["queue"] == [3, 1]
-    assert frames[-1]["contents"] == [["x", "y"], ["z"], ["z", "w"], []], "a freed block keeps what lay in it"
-    assert frames[0]["events"] == ["KV_BLOCK_ALLOCATE  block=0  free=3", "KV_BLOCK_ALLOCATE  block=1  free=2"]
+    assert frames[-1]["contents"] == [["x", "y"], ["z"], ["z", "w"],
+                                      []], "a freed block keeps what lay in it"
+    assert frames[0]["events"] == [
+        "KV_BLOCK_ALLOCATE  block=0  free=3", "KV_BLOCK_ALLOCATE  block=1  free=2"
+    ]

@@ -1,6 +1,8 @@
-"""The engine core cannot corrupt: thousands of random traces, with every read checked (see tests/oracle.py).
+"""The engine core cannot corrupt: thousands of random traces, with every read checked (see
+tests/oracle.py).
 
-Protects the whole block logic at once, and the oracle itself: each deliberate fault of tests/mutations.py
+Protects the whole block logic at once, and the oracle itself: each deliberate fault of
+    tests/mutations.py
 must be found, and a case that fails must shrink to a small one.
 """
 
@@ -16,8 +18,8 @@ PARTS, TRACES_PER_PART = 4, 1000
 def test_random_traces(part):
     seen, failed = run_seeds(range(part * TRACES_PER_PART, (part + 1) * TRACES_PER_PART))
     assert failed is None, f"seed {failed}: {shrink(random_case(failed))}"
-    for event in ("preemptions", "swaps", "chunks", "mixed_steps", "copies", "cached_tokens", "aborts",
-                  "refusals", "failures", "beam_searches"):
+    for event in ("preemptions", "swaps", "chunks", "mixed_steps", "copies", "cached_tokens",
+                  "aborts", "refusals", "failures", "beam_searches"):
         assert seen[event] > 10, f"the traces hardly touch {event}: {dict(seen)}"
 
 

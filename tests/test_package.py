@@ -1,7 +1,9 @@
-"""Protects the two ways in which the package leaves this folder: modules that need no torch, and the wheel.
+"""Protects the two ways in which the package leaves this folder: modules that need no torch, and
+the wheel.
 
-The modules of the block logic import in a Python that has neither torch nor NumPy nor xxhash (a browser). A
-wheel built from this tree works in an empty folder, where the notebooks, as Colab opens them, run to the end.
+The modules of the block logic import in a Python that has neither torch nor NumPy nor xxhash (a
+browser). A wheel built from this tree works in an empty folder, where the notebooks, as Colab opens
+them, run to the end.
 """
 
 import json
@@ -38,7 +40,8 @@ def test_imports_in_a_bare_python(module):
 
 def test_import_is_light():
     """`import paged` brings in none of the heavy libraries."""
-    python("import paged, sys; assert not {'torch', 'numpy', 'matplotlib'} & set(sys.modules)", ROOT)
+    python("import paged, sys; assert not {'torch', 'numpy', 'matplotlib'} & set(sys.modules)",
+           ROOT)
 
 
 def requirements() -> dict[str, list]:
@@ -57,9 +60,13 @@ def test_every_range_has_one_exact_pin_inside_it(version):
     """requirements.txt holds what pyproject.toml asks for, exactly once for each Python."""
     from packaging.requirements import Requirement
 
-    environment = {"python_version": version, "python_full_version": f"{version}.9", "sys_platform": "linux"}
-    pins = {name: [pin for pin in found if pin.marker is None or pin.marker.evaluate(environment)]
-            for name, found in requirements().items()}
+    environment = {
+        "python_version": version, "python_full_version": f"{version}.9", "sys_platform": "linux"
+    }
+    pins = {
+        name: [pin for pin in found if pin.marker is None or pin.marker.evaluate(environment)]
+        for name, found in requirements().items()
+    }
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     lists = re.findall(r"^(?:dependencies|notebook|book|test) = \[(.*?)\]$", text, re.M | re.S)
     wanted = [Requirement(item) for items in lists for item in re.findall(r'"([^"]+)"', items)]
@@ -69,7 +76,8 @@ def test_every_range_has_one_exact_pin_inside_it(version):
         found = pins.get(want.name.lower(), [])
         assert len(found) == 1, f"{want.name} has {len(found)} pins for Python {version}"
         pin = next(iter(found[0].specifier))
-        assert pin.operator == "==" and want.specifier.contains(pin.version), f"{found[0]} is not in {want}"
+        assert pin.operator == "==" and want.specifier.contains(
+            pin.version), f"{found[0]} is not in {want}"
 
 
 @pytest.fixture(scope="session")
@@ -77,20 +85,31 @@ def installed(tmp_path_factory):
     """A folder into which a wheel built from this tree was installed, without its dependencies."""
     folder = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
-    for command in (["wheel", str(ROOT), "--no-deps", "--no-build-isolation", "-w", str(folder)],
-                    ["install", "--no-deps", "--no-index", "--find-links", str(folder), "--target",
-                     str(folder / "site"), "paged"]):
+    for command in (["wheel",
+                     str(ROOT), "--no-deps", "--no-build-isolation", "-w",
+                     str(folder)], [
+                         "install", "--no-deps", "--no-index", "--find-links",
+                         str(folder), "--target",
+                         str(folder / "site"), "paged"
+                     ]):
         run = subprocess.run(pip + command, capture_output=True, text=True, timeout=300)
         assert run.returncode == 0, run.stdout + run.stderr
     return folder / "site"
 
 
 def test_wheel_holds_the_package_and_what_it_reads(installed):
-    names = {path.relative_to(installed).as_posix() for path in installed.rglob("*") if path.is_file()}
-    assert {"paged/figures/figures.css", "paged/figures/player.js", "paged/notebook.py"} <= names
+    names = {
+        path.relative_to(installed).as_posix()
+        for path in installed.rglob("*") if path.is_file()
+    }
+    assert {
+        "paged/lab/figures/figures.css", "paged/lab/figures/player.js", "paged/lab/notebook.py"
+    } <= names
     records = {path.name for path in (ROOT / "book" / "data").glob("*.json")}
     assert {f"paged/data/{name}" for name in records} <= names
-    strangers = [name for name in names if not name.startswith("paged") and not name.startswith("bin/")]
+    strangers = [
+        name for name in names if not name.startswith("paged") and not name.startswith("bin/")
+    ]
     assert not strangers, strangers
 
 
@@ -114,7 +133,8 @@ print(where.outputs[0].text)
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_first_cell_installs_what_is_missing(notebook):
-    """From the repository of _config.yml, nothing when the package is there, and never another PyTorch."""
+    """From the repository of _config.yml, nothing when the package is there, and never another
+    PyTorch."""
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     first = next("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
     wanted = sync.install_from_repository(f"try:\n    import paged\nexcept ModuleNotFoundError:\n"

@@ -28,8 +28,9 @@ def folder(tmp_path):
 def run(folder, *arguments, **options):
     """The judge in a process of its own, as a reader starts it."""
     program = str(ROOT / "practice" / "judge.py")
-    return subprocess.run([sys.executable, program, *arguments, "--answers", str(folder)],
-                          capture_output=True, text=True, encoding="utf-8", timeout=120, **options)
+    return subprocess.run([sys.executable, program, *arguments, "--answers",
+                           str(folder)], capture_output=True, text=True, encoding="utf-8",
+                          timeout=120, **options)
 
 
 def ask(folder, *arguments):
@@ -55,7 +56,7 @@ def test_from_the_first_look_to_the_last(folder):
     failed = run(folder, "slots")
     assert failed.returncode == 1
     for line in ("✗ example 1 of the statement", "expected  [28, 31, 4, 12]", "not written yet",
-                 "slots.py, line 6, in slot_mapping_for"):
+                 "slots.py, line 7, in slot_mapping_for"):
         assert line in failed.stdout
     assert "runner.py" not in failed.stdout and "\x1b" not in failed.stdout
 
@@ -87,7 +88,7 @@ def test_a_file_anywhere_can_be_judged(folder, tmp_path):
     elsewhere.parent.mkdir()
     elsewhere.write_text(BY_NAME["slots"].solution, encoding="utf-8")
     assert run(folder, "run", str(elsewhere)).returncode == 0
-    assert ask(folder)[1]["solved"] == 0                 # somebody's file is not this reader's answer
+    assert ask(folder)[1]["solved"] == 0  # somebody's file is not this reader's answer
     text = elsewhere.rename(elsewhere.with_suffix(".txt"))
     assert ask(folder, "run", str(text))[1]["file"] == str(text)
     assert "there is no file" in run(folder, "watch", str(elsewhere)).stderr
@@ -128,7 +129,8 @@ def test_what_cannot_be_done_is_said(folder, arguments, said):
 def test_hints_come_one_by_one(folder):
     assert [ask(folder, "hint", "slots")[1]["number"] for _ in range(4)] == [1, 2, 3, 3]
     assert ask(folder, "hint", "slots", "1")[1]["hint"] == BY_NAME["slots"].hints[0]
-    assert json.loads((folder / "progress.json").read_text(encoding="utf-8"))["hints"] == {"slots": 3}
+    assert json.loads(
+        (folder / "progress.json").read_text(encoding="utf-8"))["hints"] == {"slots": 3}
 
 
 def test_doctor_list_solution_and_check(folder):
@@ -149,7 +151,8 @@ DEF = "def slot_mapping_for(block_table, positions, block_size):\n"
     ("while True:\n    pass\n", "no end after 1 seconds", None),
     (DEF + "    while True:\n        print('x' * 1000)\n", "no end after 1 seconds", None),
     (DEF + "    import os\n    os.abort()\n", "the answer crashed the Python process", 3),
-    (DEF + "    import ctypes\n    ctypes.string_at(0)\n", "the answer crashed the Python process", 3),
+    (DEF + "    import ctypes\n    ctypes.string_at(0)\n", "the answer crashed the Python process",
+     3),
     (DEF + "    import os\n    os._exit(0)\n", "the answer ended the whole process", None),
     (DEF + "    import sys\n    sys.exit(3)\n", "ended the program (sys.exit(3))", 3),
     (DEF + "    return slot_mapping_for(1, 2, 3)\n", "calls itself without an end", 2),
@@ -167,8 +170,10 @@ DEF = "def slot_mapping_for(block_table, positions, block_size):\n"
      "    except OSError:\n        pass\n1 / 0\n", "ZeroDivisionError", 7),
     ("import runner\n", "No module named 'runner'", 1),
     (DEF + "    raise ValueError('x' * 10**7)\n", "x ... (10,000,000 characters)", 2),
-    ("class Odd(Exception):\n    def __str__(self):\n        1 / 0\nraise Odd\n", "its __str__ raises", 4),
-    (DEF + "    import os\n    while True:\n        os.write(2, b'x' * 9999)\n", "no end after 1 seconds", None),
+    ("class Odd(Exception):\n    def __str__(self):\n        1 / 0\nraise Odd\n",
+     "its __str__ raises", 4),
+    (DEF + "    import os\n    while True:\n        os.write(2, b'x' * 9999)\n",
+     "no end after 1 seconds", None),
     (DEF + "    print('\\x1b[2J')\n    raise ValueError('\\a')\n", "ValueError: \\x07", 3),
 ], ids=lambda value: None)
 def test_what_an_answer_can_do_wrong(folder, text, said, line):
@@ -181,8 +186,10 @@ def test_what_an_answer_can_do_wrong(folder, text, said, line):
         assert f"slots.py, line {line}, in" in done.stdout
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux limits a process's memory")
-@pytest.mark.parametrize("expression", ["[0] * (1 << 40)", "[bytearray(1 << 24) for _ in range(1 << 20)]"])
+@pytest.mark.skipif(not sys.platform.startswith("linux"),
+                    reason="only Linux limits a process's memory")
+@pytest.mark.parametrize("expression",
+                         ["[0] * (1 << 40)", "[bytearray(1 << 24) for _ in range(1 << 20)]"])
 def test_a_huge_allocation_is_said(folder, expression):
     write(folder, "slots", DEF + f"    return {expression}\n")
     assert "more memory than an exercise may use" in run(folder, "slots").stdout
@@ -210,20 +217,23 @@ def test_another_encoding_is_said(folder, data, said):
 
 def test_bom_crlf_and_declared_encodings_are_read(folder):
     text = BY_NAME["slots"].solution
-    for data in (b"\xef\xbb\xbf" + text.encode(), text.replace("\n", "\r\n").encode(),
-                 b"# coding: latin-1\n# caf\xe9\n" + text.encode()):
+    for data in (b"\xef\xbb\xbf" + text.encode(), text.replace(
+            "\n", "\r\n").encode(), b"# coding: latin-1\n# caf\xe9\n" + text.encode()):
         folder.mkdir(exist_ok=True)
         (folder / "slots.py").write_bytes(data)
         assert run(folder, "slots").returncode == 0
 
 
 def test_a_failure_shows_the_call_what_was_printed_and_the_learners_frames_only(folder):
-    write(folder, "slots", DEF + "    print('block table', block_table)\n    return helper(positions)\n\n\n"
-          "def helper(positions):\n    return [p + 1 for p in positions]\n")
+    write(
+        folder, "slots",
+        DEF + "    print('block table', block_table)\n    return helper(positions)\n\n\n"
+        "def helper(positions):\n    return [p + 1 for p in positions]\n")
     case = next(case for case in ask(folder, "slots")[1]["cases"] if not case["passed"])
     assert case["call"] == "slot_mapping_for([7, 1, 3], [0, 3, 4, 8], 4)"
     assert (case["expected"], case["got"]) == ("[28, 31, 4, 12]", "[1, 4, 5, 9]")
-    assert case["note"] == "at [0]: expected 28, got 1" and "block table [7, 1, 3]" in case["printed"]
+    assert case["note"] == "at [0]: expected 28, got 1" and "block table [7, 1, 3]" in case[
+        "printed"]
     text = run(folder, "slots").stdout
     assert "block table [7, 1, 3]" in text and "that is   at [0]: expected 28, got 1" in text
 
@@ -231,18 +241,22 @@ def test_a_failure_shows_the_call_what_was_printed_and_the_learners_frames_only(
 def test_one_answer_that_dies_does_not_take_the_others_along(folder, tmp_path):
     good, bad = BY_NAME["slots"].folder / "solution.py", tmp_path / "bad.py"
     bad.write_text(DEF + "    import os\n    os.abort()\n", encoding="utf-8")
-    passed = [report["passed"] for report in sandbox.run_answers(BY_NAME["slots"], [good, bad, good])]
+    passed = [
+        report["passed"] for report in sandbox.run_answers(BY_NAME["slots"], [good, bad, good])
+    ]
     assert passed == [True, False, True]
 
 
 def test_nothing_is_left_running_or_printed_into_the_judge(folder, tmp_path):
-    """A child of an answer ends with it, and what it writes to descriptor 1 is not taken for an event."""
+    """A child of an answer ends with it, and what it writes to descriptor 1 is not taken for an
+    event."""
     mark = tmp_path / "alive"
     program = f"import time\ntime.sleep(1.5)\nopen({str(mark)!r}, 'w')"
     event = b'{"event": "end"}\n'
-    write(folder, "slots", "import os, subprocess, sys\n"
-          f"subprocess.Popen([sys.executable, '-c', {program!r}])\n"
-          f"os.write(1, {event!r})\n" + BY_NAME["slots"].solution)
+    write(
+        folder, "slots", "import os, subprocess, sys\n"
+        f"subprocess.Popen([sys.executable, '-c', {program!r}])\n"
+        f"os.write(1, {event!r})\n" + BY_NAME["slots"].solution)
     assert run(folder, "slots").returncode == 0
     if os.name == "posix":
         time.sleep(2)
@@ -251,8 +265,9 @@ def test_nothing_is_left_running_or_printed_into_the_judge(folder, tmp_path):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="POSIX forks")
 def test_an_answer_that_forks_is_judged_once(folder):
-    write(folder, "slots", "import os, threading\nos.fork()\n"
-          "threading.Thread(target=threading.Event().wait).start()\n" + BY_NAME["slots"].solution)
+    write(
+        folder, "slots", "import os, threading\nos.fork()\n"
+        "threading.Thread(target=threading.Event().wait).start()\n" + BY_NAME["slots"].solution)
     cases = [case["case"] for case in ask(folder, "slots")[1]["cases"]]
     assert cases and len(cases) == len(set(cases))
 
@@ -265,17 +280,21 @@ def test_a_folder_in_the_place_of_an_answer_is_said(folder):
 
 
 def test_a_reader_that_goes_away_is_no_error(folder):
-    program = [sys.executable, str(ROOT / "practice/judge.py"), "slots", "--json", "--answers", str(folder)]
+    program = [
+        sys.executable,
+        str(ROOT / "practice/judge.py"), "slots", "--json", "--answers",
+        str(folder)
+    ]
     process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    process.stdout.close()                               # as `| head` does
+    process.stdout.close()  # as `| head` does
     assert process.stderr.read() == b"" and process.wait() == 1
 
 
 def test_watch_judges_on_save(folder):
     write(folder, "slots", BY_NAME["slots"].starter)
     command = [sys.executable, "-u", str(ROOT / "practice/judge.py"), "watch", "slots"]
-    process = subprocess.Popen([*command, "--answers", str(folder)], stdout=subprocess.PIPE, text=True,
-                               encoding="utf-8")
+    process = subprocess.Popen([*command, "--answers", str(folder)], stdout=subprocess.PIPE,
+                               text=True, encoding="utf-8")
     try:
         for line in process.stdout:
             if "0 of" in line:
@@ -290,14 +309,16 @@ def test_watch_judges_on_save(folder):
     assert ask(folder)[1]["solved"] == 1
 
 
-@pytest.mark.parametrize("command, said", [("run slots", "not written yet"), ("frob x y", "no exercise")])
+@pytest.mark.parametrize("command, said", [("run slots", "not written yet"),
+                                           ("frob x y", "no exercise")])
 def test_in_a_notebook(folder, command, said):
     """%run prints the judgement and raises nothing, whatever the outcome."""
     pytest.importorskip("IPython")
     program = ROOT / "practice" / "judge.py"
-    done = subprocess.run([sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", "-c",
-                           f"%run {program.as_posix()} {command} --answers {folder.as_posix()}"],
-                          capture_output=True, text=True, encoding="utf-8", timeout=120)
+    done = subprocess.run([
+        sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", "-c",
+        f"%run {program.as_posix()} {command} --answers {folder.as_posix()}"
+    ], capture_output=True, text=True, encoding="utf-8", timeout=120)
     text = done.stdout + done.stderr
     assert said in text and "SystemExit" not in text and "Traceback" not in text
 
@@ -322,8 +343,8 @@ def test_git_ignores_answers():
 
 def test_an_exercise_is_found_by_any_name():
     slots = BY_NAME["slots"]
-    for word in ("slots", str(slots.number), slots.folder.name, "practice/answers/slots.py", "slots.old-1.py",
-                 str(slots.folder / "solution.py"), str(slots.wrong[0])):
+    for word in ("slots", str(slots.number), slots.folder.name, "practice/answers/slots.py",
+                 "slots.old-1.py", str(slots.folder / "solution.py"), str(slots.wrong[0])):
         assert find(EXERCISES, word) is slots, word
 
 
@@ -335,8 +356,9 @@ def test_a_broken_progress_file_is_set_aside(tmp_path):
 
 
 @pytest.mark.parametrize("text", [
-    '{"hints": {"slots": "x"}, "solved": {"slots": 7}}', '{"hints": {"slots": -5}}', '{"solved": [1]}',
-    "[]", "[" * 100_000, "\0"])
+    '{"hints": {"slots": "x"}, "solved": {"slots": 7}}', '{"hints": {"slots": -5}}',
+    '{"solved": [1]}', "[]", "[" * 100_000, "\0"
+])
 def test_odd_progress_stops_nothing(folder, text):
     folder.mkdir()
     (folder / "progress.json").write_text(text, encoding="utf-8")
@@ -350,14 +372,17 @@ def test_an_unreadable_answer_is_not_exported_and_not_overwritten(folder, tmp_pa
     done = run(folder, "export", str(file))
     assert done.returncode == 2 and not file.exists()
     assert "slots.py cannot be exported: the file is saved as UTF-16: save it as UTF-8" in done.stderr
-    file.write_text('{"format": "paged-practice", "answers": {"slots": "b = 2"}}', encoding="utf-16")
+    file.write_text('{"format": "paged-practice", "answers": {"slots": "b = 2"}}',
+                    encoding="utf-16")
     assert ask(folder, "import", str(file))[1]["different"] == ["slots"]
     assert (folder / "slots.py").read_bytes() == "a = 1\n".encode("utf-16")
 
 
 @pytest.mark.parametrize("rest", [
     '"answers": [1]', '"answers": {"slots": 1}', '"answers": {"slots": "x"}, "solved": []',
-    '"answers": {"slots": "x"}, "hints": {"slots": "x"}', '"answers": {"slots": "x", "radix": "\\ud800"}'])
+    '"answers": {"slots": "x"}, "hints": {"slots": "x"}',
+    '"answers": {"slots": "x", "radix": "\\ud800"}'
+])
 def test_what_is_no_export_is_refused_before_anything_is_written(folder, tmp_path, rest):
     file = tmp_path / "odd.json"
     file.write_text('{"format": "paged-practice", ' + rest + "}", encoding="utf-8")

@@ -1,6 +1,8 @@
-"""Protects the exercises: solutions pass, starters and wrong answers fail, and agree with the package.
+"""Protects the exercises: solutions pass, starters and wrong answers fail, and agree with the
+package.
 
-Every exercise is held to its own rules (`check`), and its solution to the package where both do the same.
+Every exercise is held to its own rules (`check`), and its solution to the package where both do the
+same.
 """
 
 import random
@@ -19,7 +21,8 @@ BY_NAME = {exercise.name: exercise for exercise in EXERCISES}
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_check(name):
-    """The solution passes; starter and wrong answers run and fail; three hints; examples that run."""
+    """The solution passes; starter and wrong answers run and fail; three hints; examples that
+    run."""
     if why_not := sandbox.why_not(BY_NAME[name].kind):
         pytest.skip(why_not)
     assert judge.faults_of(BY_NAME[name]) == []
@@ -34,7 +37,8 @@ def test_there_are_enough_in_order():
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_says_what_it_is(name):
-    """Wrong answers say what is wrong with them, and nothing gives an answer away through the package."""
+    """Wrong answers say what is wrong with them, and nothing gives an answer away through the
+    package."""
     exercise = BY_NAME[name]
     for path in exercise.wrong:
         assert re.match(r'"""\w[^"]{15,}"""', path.read_text(encoding="utf-8")), path
@@ -58,23 +62,29 @@ def test_solutions_agree_with_the_package_on_numbers():
         for name in ("projections_without_cache", "projections_with_cache"):
             assert getattr(answer, name)(context, steps) == getattr(memory, name)(context, steps)
     answer = solution("kv_bytes")
-    assert answer.kv_bytes_per_token(28, 8, 128, 2) == memory.kv_bytes_per_token(28, 8, 128, "bfloat16")
+    assert answer.kv_bytes_per_token(28, 8, 128, 2) == memory.kv_bytes_per_token(
+        28, 8, 128, "bfloat16")
     for context, block_size in ((3000, 16), (1, 16), (4096, 256)):
-        assert answer.concurrent_requests(55 * memory.GiB, 57344, context, block_size) == (
-            memory.concurrent_requests(55 * memory.GiB, 57344, context, block_size=block_size))
+        assert answer.concurrent_requests(
+            55 * memory.GiB, 57344, context, block_size) == (memory.concurrent_requests(
+                55 * memory.GiB, 57344, context, block_size=block_size))
     answer, requests = solution("utilization"), memory.sample_requests()
-    assert answer.utilization_reserved(requests, 4096) == memory.utilization_reserved(requests, 4096)
+    assert answer.utilization_reserved(requests, 4096) == memory.utilization_reserved(
+        requests, 4096)
     for block_size in (1, 16, 64, 256):
         expected = memory.utilization_paged(requests, block_size)
         assert answer.utilization_paged(requests, block_size) == expected
     answer = solution("memory_budget")
-    numbers = [95.085 * memory.GiB, 0.9, 1.66 * memory.GiB, 1.599 * memory.GiB, 1.16 * memory.GiB, 29360128]
+    numbers = [
+        95.085 * memory.GiB, 0.9, 1.66 * memory.GiB, 1.599 * memory.GiB, 1.16 * memory.GiB, 29360128
+    ]
     assert answer.num_blocks(*numbers) == memory.num_blocks_in_budget(*numbers)
 
 
 @pytest.mark.parametrize("name", ["block_pool", "copy_on_write"])
 def test_block_pool_agrees_with_the_package(name):
-    """The exercise's pool and the package's give the same answers, errors included, in random walks."""
+    """The exercise's pool and the package's give the same answers, errors included, in random
+    walks."""
     from paged import BlockPool
 
     def outcome(call, *arguments):
@@ -103,7 +113,7 @@ def test_block_pool_agrees_with_the_package(name):
                 blocks = [rng.randint(-1, size) for _ in range(2)]
                 held = [block for table in tables[0] for block in table]
                 if all(held.count(block) >= blocks.count(block) for block in blocks):
-                    continue                             # it would free what a table still names
+                    continue  # it would free what a table still names
                 got = [outcome(pool.free, list(blocks)) for pool in pools]
             elif tables[0]:
                 index = rng.randrange(len(tables[0]))
@@ -113,12 +123,15 @@ def test_block_pool_agrees_with_the_package(name):
                         table.append(blocks)
                 else:
                     at = rng.randrange(len(tables[0][index]))
-                    got = [outcome(pool.copy_on_write, table[index], at)
-                           for pool, table in zip(pools, tables)]
+                    got = [
+                        outcome(pool.copy_on_write, table[index], at)
+                        for pool, table in zip(pools, tables)
+                    ]
             else:
                 continue
             assert got[0] == got[1] and tables[0] == tables[1], method
-            assert pools[0].ref_cnt == pools[1].ref_cnt and pools[0].num_free() == pools[1].num_free()
+            assert pools[0].ref_cnt == pools[1].ref_cnt and pools[0].num_free(
+            ) == pools[1].num_free()
 
 
 def test_other_solutions_agree_with_the_package():
@@ -129,11 +142,14 @@ def test_other_solutions_agree_with_the_package():
 
     answer = solution("slots")
     for block_size in (1, 3, 16):
-        assert answer.slot_mapping_for([5, 0, 7], range(block_size * 3), block_size) == (
-            slot_mapping_for([5, 0, 7], range(block_size * 3), block_size))
+        assert answer.slot_mapping_for([5, 0, 7], range(block_size * 3),
+                                       block_size) == (slot_mapping_for([5, 0, 7],
+                                                                        range(block_size * 3),
+                                                                        block_size))
     answer = solution("chained_hash")
     for parent in (None, 0, 2**64 - 1):
-        assert answer.chained_hash(parent, [1, 151935]) == prefix_cache.sha256_chain(parent, [1, 151935])
+        assert answer.chained_hash(parent, [1, 151935]) == prefix_cache.sha256_chain(
+            parent, [1, 151935])
 
     kv = PagedKVCache(1, 8, 4, 2, 16)
     k, v = torch.randn(2, 20, 2, 16)

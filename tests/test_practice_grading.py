@@ -26,6 +26,7 @@ def kernel():
         function = function or getattr(module, perf.TASKS[name][0])
         small = (2, 32) if name == "triton_decode" else (32,)
         return perf.TASKS[name][1](function, *small, device="cpu", heads=(4, 2), head_dim=16)
+
     return make
 
 
@@ -48,14 +49,16 @@ def test_a_library_kernel_is_not_graded(kernel):
 
     def library(q, k_cache, v_cache, tables, seq_lens, scale):
         k, v = (cache[tables.long()].flatten(1, 2).transpose(1, 2) for cache in (k_cache, v_cache))
-        return torch.nn.functional.scaled_dot_product_attention(
-            q[:, :, None], k, v, scale=scale, enable_gqa=True)[:, :, 0]
+        return torch.nn.functional.scaled_dot_product_attention(q[:, :, None], k, v, scale=scale,
+                                                                enable_gqa=True)[:, :, 0]
 
     task = kernel("triton_decode", library)
     assert task.right(task.run())
     assert "the kernel must do it" in perf.foreign_operations(task.run)
-    assert "line 1 imports flash_attn" in perf.foreign_imports("from flash_attn import flash_attn_func\n")
-    assert "line 2 imports paged.attention" in perf.foreign_imports("import torch\nimport paged.attention\n")
+    assert "line 1 imports flash_attn" in perf.foreign_imports(
+        "from flash_attn import flash_attn_func\n")
+    assert "line 2 imports paged.attention" in perf.foreign_imports(
+        "import torch\nimport paged.attention\n")
 
 
 def test_a_remembered_result_is_not_graded(kernel):
@@ -71,7 +74,8 @@ def test_a_remembered_result_is_not_graded(kernel):
 
 @pytest.fixture
 def grade(kernel, monkeypatch, tmp_path):
-    """grade(source): what `perf.grade` says of an answer for the decode kernel, on the CPU, times invented."""
+    """grade(source): what `perf.grade` says of an answer for the decode kernel, on the CPU, times
+    invented."""
     import functools
 
     import torch
@@ -79,6 +83,7 @@ def grade(kernel, monkeypatch, tmp_path):
     from practice import perf
 
     class Event:
+
         def __init__(self, enable_timing):
             pass
 
@@ -88,8 +93,8 @@ def grade(kernel, monkeypatch, tmp_path):
         def elapsed_time(self, end):
             return 1.0
 
-    for name, stand_in in (("Event", Event), ("synchronize", lambda: None), ("_sleep", lambda cycles: None),
-                           ("get_device_name", lambda: "none")):
+    for name, stand_in in (("Event", Event), ("synchronize", lambda: None),
+                           ("_sleep", lambda cycles: None), ("get_device_name", lambda: "none")):
         monkeypatch.setattr(torch.cuda, name, stand_in)
     small = functools.partial(perf.DecodeTask, device="cpu", heads=(4, 2), head_dim=16)
     monkeypatch.setitem(perf.TASKS, "triton_decode", ("paged_decode", small))
@@ -102,6 +107,7 @@ def grade(kernel, monkeypatch, tmp_path):
         path = tmp_path / "answer.py"
         path.write_text(source, encoding="utf-8")
         return perf.grade("triton_decode", path)
+
     return of
 
 
@@ -173,8 +179,9 @@ def test_refused_before_it_runs(grade):
 def test_an_answer_may_keep_its_own_state_and_names():
     from practice import perf
 
-    assert perf.foreign_imports("from __future__ import annotations\nimportant = 1\nclass A:\n"
-                                "    def __init__(self):\n        self.a = super().__init__()\n") is None
+    assert perf.foreign_imports(
+        "from __future__ import annotations\nimportant = 1\nclass A:\n"
+        "    def __init__(self):\n        self.a = super().__init__()\n") is None
 
 
 def test_own_kernels_are_those_of_the_file(kernel, tmp_path):
@@ -182,12 +189,13 @@ def test_own_kernels_are_those_of_the_file(kernel, tmp_path):
     from practice import perf
 
     path = tmp_path / "answer.py"
-    path.write_text("import triton\nfrom paged.attention.triton_store import *\n"
-                    "from paged.attention import triton_store as ours\n"
-                    "borrowed = next(v for v in vars(ours).values() if hasattr(v, 'fn'))\n"
-                    "@triton.jit\ndef mine(x):\n    pass\n"
-                    "@triton.autotune(configs=[triton.Config({})], key=[])\n"
-                    "@triton.jit\ndef tuned(x):\n    pass\n", encoding="utf-8")
+    path.write_text(
+        "import triton\nfrom paged.kernels.store import *\n"
+        "from paged.kernels import store as ours\n"
+        "borrowed = next(v for v in vars(ours).values() if hasattr(v, 'fn'))\n"
+        "@triton.jit\ndef mine(x):\n    pass\n"
+        "@triton.autotune(configs=[triton.Config({})], key=[])\n"
+        "@triton.jit\ndef tuned(x):\n    pass\n", encoding="utf-8")
     assert perf.own_kernels(perf.load(path)) == {"mine", "tuned"}
 
 
@@ -201,8 +209,10 @@ def test_kernels_that_may_run():
     from practice import perf
 
     fill = "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>"
-    assert perf.foreign_kernels(["decode_kernel", fill, "Memset (Device)"], {"decode_kernel"}) is None
-    assert "flash_fwd" in perf.foreign_kernels(["decode_kernel", "flash_fwd_splitkv"], {"decode_kernel"})
+    assert perf.foreign_kernels(["decode_kernel", fill, "Memset (Device)"],
+                                {"decode_kernel"}) is None
+    assert "flash_fwd" in perf.foreign_kernels(["decode_kernel", "flash_fwd_splitkv"],
+                                               {"decode_kernel"})
     assert "no kernel" in perf.foreign_kernels([fill], {"decode_kernel"})
 
 
@@ -210,4 +220,5 @@ def test_the_ladder():
     from practice import perf
 
     assert [perf.mark(score, 0.95) for score in (0.1, 0.25, 0.6, 0.84, 0.9, 0.94)] == [
-        "no star yet", "★", "★★", "★★★", "★★★★", "★★★★★"]
+        "no star yet", "★", "★★", "★★★", "★★★★", "★★★★★"
+    ]

@@ -1,8 +1,11 @@
-"""Protects the pages of the exercises: a reader can solve one in the browser, and both runners judge alike.
+"""Protects the pages of the exercises: a reader can solve one in the browser, and both runners
+judge alike.
 
-The pages are built without the chapters, which takes seconds, and opened in Chromium: type an answer, run
-it, fail, fix it, pass, come back later; stop an endless loop; carry answers out and in. Then every solution,
-starter and wrong answer is judged by the page's own worker, and must end as it does in the terminal.
+The pages are built without the chapters, which takes seconds, and opened in Chromium: type an
+    answer, run
+it, fail, fix it, pass, come back later; stop an endless loop; carry answers out and in. Then every
+solution, starter and wrong answer is judged by the page's own worker, and must end as it does in
+the terminal.
 """
 
 import contextlib
@@ -38,15 +41,16 @@ html_static_path = ["book/_static"]
 html_css_files = ["book.css"]
 """
 
-
-# -------------------------------------------------------------------------------------- without a browser
+# -------------------------------------------------------------------------------------- without a
+# browser
 
 
 def test_every_exercise_has_its_page_in_the_reading_order():
     toc = yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf-8"))
     chapters = [entry for part in toc.get("parts", [toc]) for entry in part.get("chapters", [])]
     practice = next(entry for entry in chapters if entry["file"] == "book/practice/index")
-    assert [entry["file"] for entry in practice["sections"]] == [f"book/practice/{e.name}" for e in EXERCISES]
+    assert [entry["file"]
+            for entry in practice["sections"]] == [f"book/practice/{e.name}" for e in EXERCISES]
     for exercise in EXERCISES:
         page = (ROOT / f"book/practice/{exercise.name}.md").read_text(encoding="utf-8")
         assert page == f"# {exercise.title}\n\n```{{practice}} {exercise.name}\n```\n"
@@ -60,7 +64,8 @@ def test_without_npm_the_pages_use_the_cdn(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("content, error", [(None, None), (b"not pyodide", RuntimeError)])
 def test_what_npm_gives_is_checked(monkeypatch, tmp_path, content, error):
-    """npm that fails means the CDN; npm that gives other files is an error, and nothing is cached."""
+    """npm that fails means the CDN; npm that gives other files is an error, and nothing is
+    cached."""
     import io
     import tarfile
 
@@ -81,7 +86,8 @@ def test_what_npm_gives_is_checked(monkeypatch, tmp_path, content, error):
     assert not list(tmp_path.rglob("*.mjs"))
 
 
-# ----------------------------------------------------------------------------------------- in the browser
+# ----------------------------------------------------------------------------------------- in the
+# browser
 
 
 @pytest.fixture(scope="module")
@@ -90,11 +96,14 @@ def site(tmp_path_factory):
     source, html = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("html")
     for folder in ("practice", "_static"):
         shutil.copytree(ROOT / "book" / folder, source / "book" / folder)
-    (source / "conf.py").write_text(CONF.format(extensions=str(ROOT / "book/_ext")), encoding="utf-8")
+    (source / "conf.py").write_text(CONF.format(extensions=str(ROOT / "book/_ext")),
+                                    encoding="utf-8")
     with open(source / "book/practice/index.md", "a", encoding="utf-8") as file:
         file.write("\n```{toctree}\n:glob:\n*\n```\n")
-    done = subprocess.run([sys.executable, "-m", "sphinx", "-q", "-W", "-b", "html", str(source), str(html)],
-                          capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-q", "-W", "-b", "html",
+         str(source),
+         str(html)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     if not (html / "_static/exercises/pyodide/pyodide.mjs").exists():
         pytest.skip("Pyodide is neither in the cache nor to be had by npm")
@@ -139,17 +148,19 @@ def test_an_exercise_from_the_first_run_to_the_next_day(address, context):
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.goto(f"{address}/slots.html")
     assert page.input_value(".practice textarea") == BY_NAME["slots"].starter
-    assert not [url for url in requests if "pyodide" in url], "Python is loaded before anybody asks for it"
+    assert not [url for url in requests if "pyodide" in url
+                ], "Python is loaded before anybody asks for it"
 
     assert "0 of 15 cases pass" in run(page)
     assert "not written yet" in page.inner_text(".practice .results")
-    assert "10 of 15" in run(page, "def slot_mapping_for(block_table, positions, block_size):\n"
-                                   "    print('seen', block_table)\n"
-                                   "    return [block_table[p // block_size] * block_size + p % block_size\n"
-                                   "            for p in positions]\n")
+    assert "10 of 15" in run(
+        page, "def slot_mapping_for(block_table, positions, block_size):\n"
+        "    print('seen', block_table)\n"
+        "    return [block_table[p // block_size] * block_size + p % block_size\n"
+        "            for p in positions]\n")
     text = page.inner_text(".practice .failure >> nth=0")
-    for part in ("slot_mapping_for([7, 1, 3], [12], 4)", "raises ValueError", "IndexError", "line 3",
-                 "seen [7, 1, 3]"):
+    for part in ("slot_mapping_for([7, 1, 3], [12], 4)", "raises ValueError", "IndexError",
+                 "line 3", "seen [7, 1, 3]"):
         assert part in text
     assert "runner.py" not in text
     page.click(".practice .failure >> nth=0 >> button.line")
@@ -173,30 +184,34 @@ def test_an_exercise_from_the_first_run_to_the_next_day(address, context):
 
 @pytest.mark.book
 def test_what_an_answer_can_do_wrong_in_the_page(address, context):
-    """Loops are stopped, by hand and by the clock; crashes and bad code are said; the page lives on."""
+    """Loops are stopped, by hand and by the clock; crashes and bad code are said; the page lives
+    on."""
     page = context.new_page()
     page.goto(f"{address}/slots.html")
     define = "def slot_mapping_for(block_table, positions, block_size):\n"
-    run(page)                                            # Python is loaded once
+    run(page)  # Python is loaded once
     write(page, define + "    while True:\n        pass\n")
     page.keyboard.press("Control+Enter")
     page.wait_for_selector(".practice .stop:visible")
     page.wait_for_timeout(300)
-    assert page.evaluate("1 + 1") == 2                   # the page answers while the loop runs
+    assert page.evaluate("1 + 1") == 2  # the page answers while the loop runs
     page.click(".practice .stop")
     results = ".practice .results"
     assert "stopped by you" in page.inner_text(results)
-    for text, said in (
-            (define + "    while True:\n        pass\n", "no end after 3 seconds"),
-            ("while True:\n    pass\n", "no end after 3 seconds"),
-            (define + "    return slot_mapping_for(1, 2, 3)\n", "calls itself without an end"),
-            (define + "    import sys\n    sys.exit(3)\n", "ended the program (sys.exit(3))"),
-            (define + "    return [0] * (1 << 30)\n", "more memory"),
-            (define + "    return input()\n", "nobody to type it"),
-            (define + "return 1\n", "Python cannot read line 2"),
-            ("def slots(): pass\n", "does not define slot_mapping_for"),
-            (define + "    import os\n    os.abort()\n", "crashed"),
-            (define + "    return 1 / 0\n", "ZeroDivisionError")):
+    for text, said in ((define + "    while True:\n        pass\n",
+                        "no end after 3 seconds"), ("while True:\n    pass\n",
+                                                    "no end after 3 seconds"),
+                       (define + "    return slot_mapping_for(1, 2, 3)\n",
+                        "calls itself without an end"),
+                       (define + "    import sys\n    sys.exit(3)\n",
+                        "ended the program (sys.exit(3))"),
+                       (define + "    return [0] * (1 << 30)\n",
+                        "more memory"), (define + "    return input()\n", "nobody to type it"),
+                       (define + "return 1\n",
+                        "Python cannot read line 2"), ("def slots(): pass\n",
+                                                       "does not define slot_mapping_for"),
+                       (define + "    import os\n    os.abort()\n",
+                        "crashed"), (define + "    return 1 / 0\n", "ZeroDivisionError")):
         run(page, text)
         assert said in page.inner_text(results), text
     assert "Solved" in run(page, BY_NAME["slots"].solution)
@@ -210,7 +225,7 @@ def test_with_the_keyboard_alone(address, context):
     area.focus()
     page.keyboard.press("Control+a")
     page.keyboard.type("def f(x):\nreturn x", delay=2)
-    assert area.input_value() == "def f(x):\n    return x"          # indented after the colon
+    assert area.input_value() == "def f(x):\n    return x"  # indented after the colon
     page.keyboard.press("Shift+Tab")
     assert area.input_value() == "def f(x):\nreturn x"
     page.keyboard.press("Control+/")
@@ -235,7 +250,7 @@ def test_with_the_keyboard_alone(address, context):
     page.keyboard.press("Enter")
     assert area.input_value() == BY_NAME["projections"].starter
     page.keyboard.press("Control+z")
-    assert area.input_value().startswith("def f(x):")               # even a reset can be undone
+    assert area.input_value().startswith("def f(x):")  # even a reset can be undone
     assert page.locator(".colours").text_content().rstrip("\n") == area.input_value().rstrip("\n")
 
 
@@ -266,25 +281,31 @@ def test_answers_are_carried_out_and_in(address, context, browser, tmp_path):
     assert list(stored["solved"]) == ["slots"]
     # The folder of answers itself, and a file that is neither.
     (tmp_path / "notes.json").write_text("{}", encoding="utf-8")
-    files = [answers.path(BY_NAME["slots"]), tmp_path / "answers" / "progress.json", tmp_path / "notes.json"]
+    files = [
+        answers.path(BY_NAME["slots"]), tmp_path / "answers" / "progress.json",
+        tmp_path / "notes.json"
+    ]
     page.set_input_files("input[type=file]", files)
     page.wait_for_selector("text=Not an export: notes.json")
 
 
 @pytest.mark.book
 def test_from_the_cdn_every_file_is_checked(site, address, context):
-    """Without Pyodide in the site, or in a page opened from a file, it comes from the CDN, hash by hash."""
+    """Without Pyodide in the site, or in a page opened from a file, it comes from the CDN, hash by
+    hash."""
     data = (site / "_static/exercises/data.js").read_text(encoding="utf-8")
     spoiled = []
 
     def serve(route):
         path = site / "_static/exercises/pyodide" / route.request.url.rsplit("/", 1)[1]
         body = path.read_bytes() + (b" " if path.name in spoiled else b"")
-        kind = {".mjs": "text/javascript", ".wasm": "application/wasm"}.get(path.suffix, "application/zip")
+        kind = {".mjs": "text/javascript", ".wasm": "application/wasm"}.get(
+            path.suffix, "application/zip")
         route.fulfill(body=body, content_type=kind, headers={"Access-Control-Allow-Origin": "*"})
 
-    context.route("**/exercises/data.js*", lambda route: route.fulfill(
-        body=data.replace('"local": true', '"local": false'), content_type="text/javascript"))
+    context.route(
+        "**/exercises/data.js*", lambda route: route.fulfill(
+            body=data.replace('"local": true', '"local": false'), content_type="text/javascript"))
     context.route(f"{extension.CDN}**", serve)
     page = context.new_page()
     page.goto(f"{address}/slots.html")
@@ -321,14 +342,18 @@ JUDGE_ALL = """async (jobs) => {
 
 @pytest.mark.book
 def test_both_runners_judge_alike(address, context):
-    """Every solution, starter and wrong answer fails the same cases in the page as in the terminal."""
+    """Every solution, starter and wrong answer fails the same cases in the page as in the
+    terminal."""
     page = context.new_page()
     page.goto(f"{address}/slots.html")
-    files = [(exercise, path) for exercise in IN_PAGE for path in (
-        exercise.folder / "solution.py", exercise.folder / "starter.py", *exercise.wrong)]
+    files = [(exercise, path) for exercise in IN_PAGE
+             for path in (exercise.folder / "solution.py", exercise.folder / "starter.py",
+                          *exercise.wrong)]
     assert len(files) >= 5 * len(IN_PAGE)
-    jobs = [{"answer": path.read_text(encoding="utf-8"), "starter": exercise.starter,
-             "statement": exercise.statement, "tests": exercise.tests} for exercise, path in files]
+    jobs = [{
+        "answer": path.read_text(encoding="utf-8"), "starter": exercise.starter,
+        "statement": exercise.statement, "tests": exercise.tests
+    } for exercise, path in files]
     in_page = iter(page.evaluate(JUDGE_ALL, jobs))
     for exercise in IN_PAGE:
         paths = [path for other, path in files if other is exercise]
@@ -340,13 +365,15 @@ def test_both_runners_judge_alike(address, context):
 @pytest.mark.book
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_on_a_phone(address, browser, scheme):
-    context = browser.new_context(viewport={"width": 390, "height": 844}, color_scheme=scheme, has_touch=True)
+    context = browser.new_context(viewport={"width": 390, "height": 844}, color_scheme=scheme,
+                                  has_touch=True)
     page = context.new_page()
     for exercise in EXERCISES:
         page.goto(f"{address}/{exercise.name}.html")
-        widths = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+        widths = page.evaluate(
+            "[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
         assert widths[0] <= widths[1], f"{exercise.name} scrolls sideways"
     page.goto(f"{address}/slots.html")
     size = page.evaluate("getComputedStyle(document.querySelector('.practice textarea')).fontSize")
-    assert float(size.removesuffix("px")) >= 16          # below that, a phone zooms in on focus
+    assert float(size.removesuffix("px")) >= 16  # below that, a phone zooms in on focus
     context.close()

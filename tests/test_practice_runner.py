@@ -21,9 +21,10 @@ def test_difference_names_the_first_place(got, expected, said):
     assert runner.difference(got, expected) == said
 
 
-@pytest.mark.parametrize("got, expected, digits", [
-    (1, 1.0, None), (0.1 + 0.2, 0.3, None), (46.19, 46.2, 1), (0.4285714, 0.4286, 4),
-    ([1, (2, {})], [1, (2, {})], None), (float("nan"), float("nan"), None)])
+@pytest.mark.parametrize("got, expected, digits", [(1, 1.0, None), (0.1 + 0.2, 0.3, None),
+                                                   (46.19, 46.2, 1), (0.4285714, 0.4286, 4),
+                                                   ([1, (2, {})], [1, (2, {})], None),
+                                                   (float("nan"), float("nan"), None)])
 def test_no_difference(got, expected, digits):
     assert runner.difference(got, expected, digits) is None
 
@@ -38,7 +39,8 @@ def test_tensors_are_compared_by_shape_dtype_and_value():
     assert "got a list" in runner.difference([1.0], ones)
     changed = ones.clone()
     changed[1, 2] = torch.nan
-    assert runner.difference(changed, ones) == "1 of 6 values differ, first at [1, 2]: expected 1, got nan"
+    assert runner.difference(changed,
+                             ones) == "1 of 6 values differ, first at [1, 2]: expected 1, got nan"
 
 
 def test_a_script_is_read_into_steps():
@@ -51,8 +53,8 @@ def test_a_script_is_read_into_steps():
         g(3)            # raises KeyError
         h()             # ≈ 1.25
     """)
-    assert [(step.mark, step.expected) for step in steps] == [
-        ("", ""), ("→", "[\n1, 2]"), ("", ""), ("raises", "KeyError"), ("≈", "1.25")]
+    assert [(step.mark, step.expected) for step in steps] == [("", ""), ("→", "[\n1, 2]"), ("", ""),
+                                                              ("raises", "KeyError"), ("≈", "1.25")]
     assert steps[1].source == "f(table)" and steps[2].source.startswith("for x in table:")
     with pytest.raises(SyntaxError):
         runner.read_script("x = 1   # → 1")

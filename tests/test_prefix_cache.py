@@ -1,4 +1,5 @@
-"""Protects the prefix cache: what may be shared, in which of three ways, what is evicted first, and what never.
+"""Protects the prefix cache: what may be shared, in which of three ways, what is evicted first, and
+what never.
 
 Above all: whatever collides, is stale or is salted, a hit is a hit on the very same prefix.
 """
@@ -9,18 +10,19 @@ import random
 import pytest
 
 from paged import BlockPool, Engine, EngineConfig, PrefixCache, SamplingParams, Trace
-from paged.oracle import OracleRunner, truth
+from paged.lab.oracle import OracleRunner, truth
 from paged.prefix_cache import sha256_chain, xxh64_chain
 
 MASK = (1 << 64) - 1
 
+# ── the chained hash
+# ──────────────────────────────────────────────────────────────────────────────────────
 
-# ── the chained hash ──────────────────────────────────────────────────────────────────────────────────────
 
 def xxh64(data: bytes) -> int:
     """XXH64 with seed 0, written from its specification."""
-    p1, p2, p3, p4, p5 = (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63,
-                          0x27D4EB2F165667C5)
+    p1, p2, p3, p4, p5 = (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9,
+                          0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5)
 
     def rotate(x, bits):
         return (x << bits | x >> 64 - bits) & MASK
@@ -76,10 +78,13 @@ def test_block_1_is_not_shared_under_another_block_0():
     assert cache.match([77, 88, 99, 40, 50, 60, 1])[0] == []
 
 
-# ── match and register ────────────────────────────────────────────────────────────────────────────────────
+# ── match and register
+# ────────────────────────────────────────────────────────────────────────────────────
+
 
 def store(cache, pool, tokens, salt=None) -> list[int]:
-    """What the engine does for a prompt of its own: match, share, allocate, register; returns the table."""
+    """What the engine does for a prompt of its own: match, share, allocate, register; returns the
+    table."""
     size = cache.block_size
     hits, prefix = cache.match(tokens, salt)
     pool.share(hits)
@@ -93,7 +98,8 @@ def release(pool, table) -> None:
     pool.free(reversed(table))
 
 
-@pytest.mark.parametrize("length, hits", [(0, 0), (1, 0), (3, 0), (4, 0), (5, 1), (8, 1), (9, 2), (12, 2), (13, 3)])
+@pytest.mark.parametrize("length, hits", [(0, 0), (1, 0), (3, 0), (4, 0), (5, 1), (8, 1), (9, 2),
+                                          (12, 2), (13, 3)])
 def test_at_least_one_token_is_always_computed(length, hits):
     pool = BlockPool(8)
     cache = PrefixCache(pool, 4)
@@ -106,10 +112,10 @@ def test_once_a_block_misses_all_later_ones_miss():
     cache = PrefixCache(pool, 2)
     table = store(cache, pool, [1, 2, 3, 4, 5, 6])
     release(pool, table)
-    taken = pool.allocate(6)                               # blocks 3 to 7, then the first freed: the tail
+    taken = pool.allocate(6)  # blocks 3 to 7, then the first freed: the tail
     assert taken[-1] == table[2]
     assert cache.match([1, 2, 3, 4, 5, 6, 7])[0] == table[:2]
-    pool.share([table[1]])                                 # now take the head and leave the middle
+    pool.share([table[1]])  # now take the head and leave the middle
     assert pool.allocate(1) == [table[0]]
     assert cache.match([1, 2, 3, 4, 5, 6, 7])[0] == []
 
@@ -133,10 +139,10 @@ def test_only_full_blocks_that_are_held_are_registered():
     cache.register(cache.root(), [1, 2], block)
     with pytest.raises(ValueError, match="registered for other tokens"):
         cache.register(cache.root(), [3, 4], block)
-    cache.register(cache.root(), [1, 2], block)            # the same again is no news
+    cache.register(cache.root(), [1, 2], block)  # the same again is no news
     assert len(cache) == 1
     with pytest.raises(ValueError, match="block 1"):
-        cache.register(cache.root(), [1, 2], 1)            # free: its contents are nobody's
+        cache.register(cache.root(), [1, 2], 1)  # free: its contents are nobody's
 
 
 def test_a_block_size_below_1_is_refused():
@@ -144,7 +150,9 @@ def test_a_block_size_below_1_is_refused():
         PrefixCache(BlockPool(1), 0)
 
 
-# ── three ways a block is served, and what is evicted ─────────────────────────────────────────────────────
+# ── three ways a block is served, and what is evicted
+# ─────────────────────────────────────────────────────
+
 
 def test_allocate_reuse_reactivate():
     """Prompts of 406 and 409 tokens over a pool with 2,234 free blocks of 256."""
@@ -159,10 +167,12 @@ def test_allocate_reuse_reactivate():
     assert (second, pool.num_free(), pool.ref_cnt[0]) == ([0, 2], 2231, 2)
     release(pool, first)
     release(pool, second)
-    assert [(e["event"].removeprefix("KV_BLOCK_"), e["block"], e["free"]) for e in trace.events] == [
-        ("ALLOCATE", 0, 2233), ("ALLOCATE", 1, 2232), ("REUSE", 0, 2232), ("ALLOCATE", 2, 2231),
-        ("RELEASE", 1, 2232), ("RELEASE", 2, 2233), ("RELEASE", 0, 2234)]
-    third = store(cache, pool, second_prompt)              # block 0 is free, its contents are intact
+    assert [(e["event"].removeprefix("KV_BLOCK_"), e["block"], e["free"])
+            for e in trace.events] == [("ALLOCATE", 0, 2233), ("ALLOCATE", 1, 2232),
+                                       ("REUSE", 0, 2232), ("ALLOCATE", 2, 2231),
+                                       ("RELEASE", 1, 2232), ("RELEASE", 2, 2233),
+                                       ("RELEASE", 0, 2234)]
+    third = store(cache, pool, second_prompt)  # block 0 is free, its contents are intact
     assert third == [0, 3]
     assert trace.select("KV_BLOCK_REACTIVATE")[0]["ref_cnt"] == 1
 
@@ -178,9 +188,9 @@ def test_the_engine_serves_two_prompts_of_one_step_alike():
     assert [output.num_cached_tokens for output in outputs] == [0, 256]
     assert runner.num_computed_tokens == 406 + 409 - 256
     assert [(e["event"].removeprefix("KV_BLOCK_"), e["block"], e["free"]) for e in trace.events
-            if "block" in e] == [
-        ("ALLOCATE", 0, 2233), ("ALLOCATE", 1, 2232), ("REUSE", 0, 2232), ("ALLOCATE", 2, 2231),
-        ("RELEASE", 1, 2232), ("RELEASE", 2, 2233), ("RELEASE", 0, 2234)]
+            if "block" in e] == [("ALLOCATE", 0, 2233), ("ALLOCATE", 1, 2232), ("REUSE", 0, 2232),
+                                 ("ALLOCATE", 2, 2231), ("RELEASE", 1, 2232), ("RELEASE", 2, 2233),
+                                 ("RELEASE", 0, 2234)]
 
 
 def test_a_chunked_first_request_offers_only_what_its_chunk_computes():
@@ -199,6 +209,7 @@ def test_a_chunked_first_request_offers_only_what_its_chunk_computes():
 
 
 def test_what_a_failed_step_should_have_written_is_forgotten():
+
     class FailsOnce(OracleRunner):
         failed = False
 
@@ -221,12 +232,13 @@ def test_what_a_failed_step_should_have_written_is_forgotten():
     assert output.outputs[0].token_ids == truth([1, 2, 3, 1, 3], 2)
 
 
-@pytest.mark.parametrize("length, event", [(255, None), (256, "register"), (257, "allocate"), (258, None)])
+@pytest.mark.parametrize("length, event", [(255, None), (256, "register"), (257, "allocate"),
+                                           (258, None)])
 def test_decode_registers_a_block_when_it_is_full_and_then_takes_a_new_one(length, event):
     trace = Trace()
     engine = Engine(EngineConfig(num_blocks=4, block_size=256), OracleRunner(4, 256), trace=trace)
     engine.add_request([1] * (length - 1), SamplingParams(max_tokens=3, ignore_eos=True))
-    engine.step()                                          # the prompt; its first token is number `length`
+    engine.step()  # the prompt; its first token is number `length`
     registered, allocated = len(engine.prefix_cache), len(trace.select("KV_BLOCK_ALLOCATE"))
     engine.step()
     assert len(engine.prefix_cache) - registered == (event == "register")
@@ -249,35 +261,47 @@ def test_a_hit_moves_a_prefix_to_the_end_of_the_queue():
     a, b = store(cache, pool, [1, 2, 3, 4]), store(cache, pool, [5, 6, 7, 8])
     release(pool, a)
     release(pool, b)
-    release(pool, store(cache, pool, [1, 2, 3, 4, 9][:4]))  # touches a; its last block is computed again
+    release(pool, store(cache, pool, [1, 2, 3, 4,
+                                      9][:4]))  # touches a; its last block is computed again
     assert pool.free_queue()[-1] == a[0]
     pool.allocate(3)
     assert cache.match([1, 2, 0])[0] == [a[0]]
     assert cache.match([5, 6, 0])[0] == []
 
 
-# ── what may never be found ───────────────────────────────────────────────────────────────────────────────
+# ── what may never be found
+# ───────────────────────────────────────────────────────────────────────────────
 
-@pytest.mark.parametrize("chain", [lambda parent, tokens: 7, lambda parent, tokens: sum(tokens) % 3])
+
+@pytest.mark.parametrize("chain",
+                         [lambda parent, tokens: 7, lambda parent, tokens: sum(tokens) % 3])
 def test_colliding_hashes_cost_time_and_nothing_else(chain):
     rng = random.Random(0)
     for _ in range(40):
         block_size, num_blocks = rng.choice([1, 2, 3]), rng.randint(3, 8)
         runner = OracleRunner(num_blocks, block_size)
-        engine = Engine(EngineConfig(num_blocks=num_blocks, block_size=block_size, max_num_batched_tokens=9), runner)
+        engine = Engine(
+            EngineConfig(num_blocks=num_blocks, block_size=block_size, max_num_batched_tokens=9),
+            runner)
         engine.prefix_cache.hash_function = chain
         for _ in range(12):
-            prompt = [rng.randrange(2) for _ in range(rng.randint(1, (num_blocks - 1) * block_size))]
+            prompt = [
+                rng.randrange(2) for _ in range(rng.randint(1, (num_blocks - 1) * block_size))
+            ]
             engine.add_request(prompt, SamplingParams(max_tokens=1))
-            (output,) = engine.step() if len(prompt) <= 9 else [o for _ in range(9) for o in engine.step()][-1:]
+            (output,) = engine.step() if len(prompt) <= 9 else [
+                o for _ in range(9) for o in engine.step()
+            ][-1:]
             assert output.outputs[0].token_ids == truth(prompt, 1)
 
 
-COLLISION = [10087, 42280, 33584, 30889], [31123, 45802, 32605, 0]      # found in two seconds, see the book
+COLLISION = [10087, 42280, 33584, 30889], [31123, 45802, 32605,
+                                           0]  # found in two seconds, see the book
 
 
 def test_xxh64_collides_on_purpose_and_a_collision_is_no_hit():
-    """Two blocks of 16 tokens below 49,152 with one hash: the record behind the hash tells them apart."""
+    """Two blocks of 16 tokens below 49,152 with one hash: the record behind the hash tells them
+    apart."""
     one = [0] * 16
     two = list(one)
     # Only the first of the four lanes differs, and its four words are chosen so that it ends alike.
@@ -312,18 +336,19 @@ def test_salts_keep_tenants_apart():
 
 
 def test_duplicates_are_kept_and_a_held_copy_is_preferred():
-    """The last block of a whole-block prompt is always computed, so the same content comes to lie in two blocks."""
+    """The last block of a whole-block prompt is always computed, so the same content comes to lie
+    in two blocks."""
     pool = BlockPool(6)
     cache = PrefixCache(pool, 2)
     first, second = store(cache, pool, [1, 2, 3, 4]), store(cache, pool, [1, 2, 3, 4])
     assert first == [0, 1] and second == [0, 2]
-    release(pool, first)                                   # block 1 is free now, block 2 is held
+    release(pool, first)  # block 1 is free now, block 2 is held
     assert cache.match([1, 2, 3, 4, 5])[0] == [0, 2]
     release(pool, second)
     assert len(cache) == 3
-    pool.allocate(4)                                       # 3, 4, 5 and block 1
+    pool.allocate(4)  # 3, 4, 5 and block 1
     assert pool.ref_cnt[1] == 1
-    assert cache.match([1, 2, 3, 4, 5])[0] == [0, 2]       # the other copy still serves
+    assert cache.match([1, 2, 3, 4, 5])[0] == [0, 2]  # the other copy still serves
 
 
 def test_records_that_lead_nowhere_are_pruned():
@@ -345,36 +370,40 @@ def test_a_freed_block_keeps_its_record_until_it_is_handed_out():
     cache = PrefixCache(pool, 2)
     release(pool, store(cache, pool, [1, 2, 3]))
     assert cache.match([1, 2, 9])[0] == [0]
-    pool.allocate(1)                                       # takes the tail, block 1
+    pool.allocate(1)  # takes the tail, block 1
     assert cache.match([1, 2, 9])[0] == [0]
     pool.allocate(1)
     assert cache.match([1, 2, 9])[0] == []
 
 
-# ── the stale entry ───────────────────────────────────────────────────────────────────────────────────────
+# ── the stale entry
+# ───────────────────────────────────────────────────────────────────────────────────────
 
 A, B, C, TAIL = [1, 2], [3, 4], [5, 6], [7]
 STALE = [A + B + TAIL, C + B + TAIL, A, A + B + TAIL]
 
 
 def test_four_requests_cannot_revive_a_stale_entry():
-    """Three blocks of two tokens. B is written after A, then after C into the same block; then A comes back.
+    """Three blocks of two tokens. B is written after A, then after C into the same block; then A
+    comes back.
 
-    A cache that compares the tokens of the block alone takes B's block, written after C, for B after A.
+    A cache that compares the tokens of the block alone takes B's block, written after C, for B
+    after A.
     """
     runner = OracleRunner(3, 2)
     engine = Engine(EngineConfig(num_blocks=3, block_size=2), runner)
     cached = []
     for prompt in STALE:
         engine.add_request(prompt, SamplingParams(max_tokens=1))
-        (output,) = engine.step()                          # the oracle checks every row that is read
+        (output,) = engine.step()  # the oracle checks every row that is read
         assert output.outputs[0].token_ids == truth(prompt, 1)
         cached.append(output.num_cached_tokens)
     assert cached == [0, 0, 0, 2]
 
 
 def test_the_books_wrong_manager_fails_on_exactly_this_trace():
-    """The chapter's trace is the shortest there is for its manager, and no trace of that length breaks ours."""
+    """The chapter's trace is the shortest there is for its manager, and no trace of that length
+    breaks ours."""
     manager_class = book_class("prefix-cache", "class OwnTokensOnly")
 
     def reads_wrong(requests) -> bool:

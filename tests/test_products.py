@@ -1,15 +1,16 @@
 """The products of few tokens, held to PyTorch: every epilogue, split tiles, odd shapes, padding.
 
-Protects the path that most decode steps of a small batch take; the whole decoder is held in test_fused.py.
+Protects the path that most decode steps of a small batch take; the whole decoder is held in
+test_fused.py.
 """
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from paged import products
-from paged.fused import rotation_table
-from paged.products import product, qkv_product
+from paged.kernels import products
+from paged.kernels.fused import rotation_table
+from paged.kernels.products import product, qkv_product
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CLOSE = dict(atol=2e-3, rtol=1e-4)
@@ -21,7 +22,7 @@ def test_product(num_tokens, width, outputs, split, monkeypatch):
     monkeypatch.setattr(products, "tile_shape", lambda kind, tokens: (32, 32, split, 2, 4))
     x, residual = (torch.randn(num_tokens, n, device=DEVICE) for n in (width, outputs))
     weight = torch.randn(outputs, width, device=DEVICE)
-    before = torch.rand(num_tokens, 5, device=DEVICE)         # five parts of the sums of squares
+    before = torch.rand(num_tokens, 5, device=DEVICE)  # five parts of the sums of squares
     scale = torch.rsqrt(before.sum(1, keepdim=True) / width + 1e-5)
     torch.testing.assert_close(product(x, weight), x @ weight.T, **CLOSE)
     torch.testing.assert_close(product(x, weight, 1e-5, before), x @ weight.T * scale, **CLOSE)
@@ -30,33 +31,42 @@ def test_product(num_tokens, width, outputs, split, monkeypatch):
     torch.testing.assert_close(squares.sum(1), total.square().sum(1), atol=1e-2, rtol=1e-4)
     both = torch.randn(2 * outputs, width, device=DEVICE) / 8
     gate, up = (x @ both.T * scale).split(outputs, 1)
-    torch.testing.assert_close(product(x, both, 1e-5, before, silu=True), F.silu(gate) * up, **CLOSE)
+    torch.testing.assert_close(product(x, both, 1e-5, before, silu=True),
+                               F.silu(gate) * up, **CLOSE)
 
 
 @pytest.mark.parametrize("split", [1, 3])
-@pytest.mark.parametrize("head_dim, num_tokens, norm, bias", [
-    (10, 5, True, False), (64, 33, False, True), (80, 17, True, True), (128, 3, True, False), (256, 18, False, False)])
+@pytest.mark.parametrize("head_dim, num_tokens, norm, bias", [(10, 5, True, False),
+                                                              (64, 33, False, True),
+                                                              (80, 17, True, True),
+                                                              (128, 3, True, False),
+                                                              (256, 18, False, False)])
 def test_qkv_product(head_dim, num_tokens, norm, bias, split, monkeypatch):
     monkeypatch.setattr(products, "tile_shape", lambda kind, tokens: (16, 32, split, 2, 4))
     width, heads, kv_heads, half = 64, 4, 2, head_dim // 2
     x = torch.randn(num_tokens, width, device=DEVICE)
     rows = (heads + 2 * kv_heads) * head_dim
-    weight, shift = torch.randn(rows, width, device=DEVICE) / 8, torch.randn(rows, device=DEVICE) if bias else None
+    weight, shift = torch.randn(rows, width, device=DEVICE) / 8, torch.randn(
+        rows, device=DEVICE) if bias else None
     q_norm, k_norm = torch.randn(2, head_dim, device=DEVICE) if norm else (None, None)
     squares = torch.rand(num_tokens, 3, device=DEVICE) * width
-    rotation = rotation_table(10_000 ** -(torch.arange(0, head_dim, 2, device=DEVICE) / head_dim), 50)
+    rotation = rotation_table(10_000**-(torch.arange(0, head_dim, 2, device=DEVICE) / head_dim), 50)
     positions = torch.randint(50, (num_tokens,), dtype=torch.int32, device=DEVICE)
     slots = torch.randperm(40, device=DEVICE)[:num_tokens]
-    x[-1], positions[-1], slots[-1] = float("nan"), -1, -1   # a row of padding
+    x[-1], positions[-1], slots[-1] = float("nan"), -1, -1  # a row of padding
     caches = torch.full((2, 10, 4, kv_heads, head_dim), float("nan"), device=DEVICE)
-    q = qkv_product(x, squares, weight, shift, positions, slots, rotation, q_norm, k_norm, 1e-5, *caches, heads)
+    q = qkv_product(x, squares, weight, shift, positions, slots, rotation, q_norm, k_norm, 1e-5,
+                    *caches, heads)
 
-    want = x @ weight.T * torch.rsqrt(squares.sum(1, keepdim=True) / width + 1e-5) + (shift if bias else 0)
+    want = x @ weight.T * torch.rsqrt(squares.sum(1, keepdim=True) / width + 1e-5) + (shift if bias
+                                                                                      else 0)
     want = want.view(num_tokens, -1, head_dim)[:-1]
     turned, v = want[:, :heads + kv_heads], want[:, heads + kv_heads:]
     if norm:
-        turned = torch.cat([F.rms_norm(part, (head_dim,), weight, 1e-5) for part, weight in
-                            ((turned[:, :heads], q_norm), (turned[:, heads:], k_norm))], 1)
+        turned = torch.cat([
+            F.rms_norm(part, (head_dim,), weight, 1e-5)
+            for part, weight in ((turned[:, :heads], q_norm), (turned[:, heads:], k_norm))
+        ], 1)
     cos, sin = rotation[positions[:-1].long()][:, None].split(half, -1)
     a, b = turned.split(half, -1)
     turned = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
@@ -70,14 +80,15 @@ def test_qkv_product(head_dim, num_tokens, norm, bias, split, monkeypatch):
 
 def test_the_scale_behind_the_product_is_the_norm_before_it():
     x, weight = torch.randn(3, 96, device=DEVICE), torch.randn(20, 96, device=DEVICE)
-    _, squares = product(torch.randn(3, 8, device=DEVICE), torch.zeros(96, 8, device=DEVICE), residual=x)
+    _, squares = product(torch.randn(3, 8, device=DEVICE), torch.zeros(96, 8, device=DEVICE),
+                         residual=x)
     want = F.rms_norm(x, (96,), eps=1e-5) @ weight.T
     torch.testing.assert_close(product(x, weight, 1e-5, squares), want, **CLOSE)
 
 
 def test_a_card_that_is_full_needs_no_split(monkeypatch):
     monkeypatch.setattr(products, "tile_shape", lambda kind, tokens: (16, 32, 4, 2, 4))
-    monkeypatch.setattr(products, "MOST_SPLIT", 11)         # 3 tiles × 4 parts are more
+    monkeypatch.setattr(products, "MOST_SPLIT", 11)  # 3 tiles × 4 parts are more
     x, weight = torch.randn(5, 128, device=DEVICE), torch.randn(130, 128, device=DEVICE)
     torch.testing.assert_close(product(x, weight), x @ weight.T, **CLOSE)
 

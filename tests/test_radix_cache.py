@@ -1,4 +1,5 @@
-"""The radix tree gives the answers of the chained hashes: for any block size, through splits and evictions.
+"""The radix tree gives the answers of the chained hashes: for any block size, through splits and
+evictions.
 
 Protects the interface that the scheduler uses: root, match, register, forget, clear.
 """
@@ -24,7 +25,8 @@ class Tenant:
         self.size = block_size
 
     def take(self, tokens, salt=None) -> list[int] | None:
-        """A table for the tokens, every full block of it registered; None when too few blocks are free."""
+        """A table for the tokens, every full block of it registered; None when too few blocks are
+        free."""
         hits, prefix = self.cache.match(tokens, salt)
         self.pool.share(hits)
         new = self.pool.allocate(-(-len(tokens) // self.size) - len(hits))
@@ -106,7 +108,8 @@ def test_same_steps_of_an_engine(seed):
     assert steps[0] == steps[1]
 
 
-# ── splits, holes, handles ────────────────────────────────────────────────────────────────────────────
+# ── splits, holes, handles
+# ────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_run_is_split_where_prefixes_part():
@@ -170,14 +173,15 @@ def test_what_is_refused():
         tenant.cache.register(root, [1, 2], 3)
     (block,) = tenant.pool.allocate(1)
     tenant.cache.register(root, [1, 2], block)
-    tenant.cache.register(root, [1, 2], block)                     # again the same is no news
+    tenant.cache.register(root, [1, 2], block)  # again the same is no news
     with pytest.raises(ValueError, match="other tokens"):
         tenant.cache.register(root, [1, 3], block)
 
 
 def test_one_token_blocks_share_to_the_token():
     engine = make_engine(num_blocks=60, block_size=1, prefix_cache="radix")
-    for tokens, cached in (([1, 2, 3, 4, 5, 6], 0), ([1, 2, 3, 4, 5, 6], 5), ([1, 2, 3, 9], 3), ([5], 0)):
+    for tokens, cached in (([1, 2, 3, 4, 5, 6], 0), ([1, 2, 3, 4, 5, 6], 5), ([1, 2, 3,
+                                                                               9], 3), ([5], 0)):
         engine.add_request(tokens)
         (output,) = run(engine).values()
         assert output.num_cached_tokens == cached

@@ -1,5 +1,5 @@
-"""Protects sampling: which tokens may be drawn and how often, that a seed decides alone, that a row never
-depends on its neighbours, and that the logits are read and not written."""
+"""Protects sampling: which tokens may be drawn and how often, that a seed decides alone, that a row
+never depends on its neighbours, and that the logits are read and not written."""
 
 import math
 from dataclasses import dataclass, field
@@ -24,7 +24,8 @@ class Request:
 
 
 def frequencies(logits, points=2000, **params):
-    """How often each token is drawn with an even grid of uniform numbers; exact up to 1 / points."""
+    """How often each token is drawn with an even grid of uniform numbers; exact up to 1 /
+    points."""
     grid = count()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(sampler, "uniform", lambda seed, step: (next(grid) + 0.5) / points)
@@ -35,7 +36,8 @@ def frequencies(logits, points=2000, **params):
 
 def allowed(probabilities, top_k=0, top_p=1.0, min_p=0.0):
     """The specification, in float64 and one token at a time: the tokens that may be drawn."""
-    order = sorted(range(len(probabilities)), key=lambda i: -probabilities[i])  # stable: the lower id first
+    order = sorted(range(len(probabilities)),
+                   key=lambda i: -probabilities[i])  # stable: the lower id first
     order = [i for i in order if probabilities[i] >= min_p * probabilities[order[0]]]
     order = order[:top_k or None]
     total, mass, kept = sum(probabilities[i] for i in order), 0.0, []
@@ -50,45 +52,51 @@ def allowed(probabilities, top_k=0, top_p=1.0, min_p=0.0):
 P = [0.1, 0.2, 0.3, 0.4]
 
 
-@pytest.mark.parametrize("params, expected", [
-    ({}, P),
-    ({"top_p": 0.6}, [0, 0, 3 / 7, 4 / 7]),  # .4 falls short of .6, so .3 stays as well
-    ({"top_p": 0.7}, [0, 0, 3 / 7, 4 / 7]),  # reached exactly: .2 goes
-    ({"top_p": 0.71}, [0, 2 / 9, 3 / 9, 4 / 9]),
-    ({"top_p": 1e-9}, [0, 0, 0, 1]),
-    ({"top_p": 1.0}, P),
-    ({"top_k": 1}, [0, 0, 0, 1]),
-    ({"top_k": 3}, [0, 2 / 9, 3 / 9, 4 / 9]),
-    ({"top_k": 4}, P),
-    ({"top_k": 400}, P),
-    ({"top_k": 3, "top_p": 0.5}, [0, 0, 3 / 7, 4 / 7]),  # half of what top-k left: .45, so .4 is not enough
-    ({"min_p": 0.5}, [0, 2 / 9, 3 / 9, 4 / 9]),
-    ({"min_p": 1.0}, [0, 0, 0, 1]),
-    ({"temperature": 0.5}, [1 / 30, 4 / 30, 9 / 30, 16 / 30]),
-    ({"temperature": 1e-30}, [0, 0, 0, 1]),
-    ({"temperature": 1e30}, [0.25] * 4),
-    ({"temperature": 0}, [0, 0, 0, 1]),
-])
+@pytest.mark.parametrize(
+    "params, expected",
+    [
+        ({}, P),
+        ({"top_p": 0.6}, [0, 0, 3 / 7, 4 / 7]),  # .4 falls short of .6, so .3 stays as well
+        ({"top_p": 0.7}, [0, 0, 3 / 7, 4 / 7]),  # reached exactly: .2 goes
+        ({"top_p": 0.71}, [0, 2 / 9, 3 / 9, 4 / 9]),
+        ({"top_p": 1e-9}, [0, 0, 0, 1]),
+        ({"top_p": 1.0}, P),
+        ({"top_k": 1}, [0, 0, 0, 1]),
+        ({"top_k": 3}, [0, 2 / 9, 3 / 9, 4 / 9]),
+        ({"top_k": 4}, P),
+        ({"top_k": 400}, P),
+        ({"top_k": 3, "top_p": 0.5}, [0, 0, 3 / 7, 4 / 7
+                                      ]),  # half of what top-k left: .45, so .4 is not enough
+        ({"min_p": 0.5}, [0, 2 / 9, 3 / 9, 4 / 9]),
+        ({"min_p": 1.0}, [0, 0, 0, 1]),
+        ({"temperature": 0.5}, [1 / 30, 4 / 30, 9 / 30, 16 / 30]),
+        ({"temperature": 1e-30}, [0, 0, 0, 1]),
+        ({"temperature": 1e30}, [0.25] * 4),
+        ({"temperature": 0}, [0, 0, 0, 1]),
+    ])
 def test_which_tokens_and_how_often(params, expected):
     for shift in (0, 50, -50):  # adding a constant to all logits changes nothing
         found = frequencies([math.log(p) + shift for p in P], **params)
-        torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float32), atol=1e-3, rtol=0)
+        torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float32), atol=1e-3,
+                                   rtol=0)
 
 
 def test_the_numbers_are_uniform():
     numbers = torch.tensor([uniform(seed, step) for seed in range(100) for step in range(100)])
     assert numbers.min() >= 0 and numbers.max() < 1 and len(numbers.unique()) > 9900
     counts = torch.histc(numbers, bins=20, min=0, max=1)
-    assert ((counts - 500).abs() < 5 * 500 ** 0.5).all()
+    assert ((counts - 500).abs() < 5 * 500**0.5).all()
     steps = numbers.view(100, 100)
-    for moved in (steps[1:, :] - steps[:-1, :], steps[:, 1:] - steps[:, :-1]):  # neighbours are unrelated
+    for moved in (steps[1:, :] - steps[:-1, :],
+                  steps[:, 1:] - steps[:, :-1]):  # neighbours are unrelated
         assert abs(moved.abs().mean() - 1 / 3) < 0.02
 
 
 def test_drawn_tokens_follow_the_distribution():
     requests = [Request(SamplingParams(), seed=seed) for seed in range(20_000)]
     tokens = choose(torch.tensor(P).log().expand(len(requests), -1), requests)
-    torch.testing.assert_close(torch.bincount(tokens) / len(requests), torch.tensor(P), atol=0.015, rtol=0)
+    torch.testing.assert_close(
+        torch.bincount(tokens) / len(requests), torch.tensor(P), atol=0.015, rtol=0)
 
 
 def test_every_seed_is_a_number():
@@ -97,9 +105,10 @@ def test_every_seed_is_a_number():
 
 
 PARAMS = st.builds(SamplingParams, temperature=st.sampled_from([0.0, 0.3, 1.0, 2.0]),
-                   top_k=st.sampled_from([0, 1, 3, 50]),
-                   top_p=st.sampled_from([0.1, 0.5, 0.9, 1.0]), min_p=st.sampled_from([0.0, 0.05, 0.5]),
-                   repetition_penalty=st.sampled_from([1.0, 1.3]), logprobs=st.sampled_from([None, 0, 2]))
+                   top_k=st.sampled_from([0, 1, 3, 50]), top_p=st.sampled_from([0.1, 0.5, 0.9,
+                                                                                1.0]),
+                   min_p=st.sampled_from([0.0, 0.05, 0.5]), repetition_penalty=st.sampled_from(
+                       [1.0, 1.3]), logprobs=st.sampled_from([None, 0, 2]))
 
 BATCH, VOCAB = st.lists(PARAMS, min_size=1, max_size=6), st.sampled_from([5, 40, 2500])
 
@@ -107,7 +116,9 @@ BATCH, VOCAB = st.lists(PARAMS, min_size=1, max_size=6), st.sampled_from([5, 40,
 def random_batch(params, vocab, seed):
     generator = torch.Generator().manual_seed(seed)
     logits = 3 * torch.randn(len(params), vocab, generator=generator)
-    requests = [Request(p, seed * 31 + i, [i % vocab, 1, 2][:1 + i % 3], 1) for i, p in enumerate(params)]
+    requests = [
+        Request(p, seed * 31 + i, [i % vocab, 1, 2][:1 + i % 3], 1) for i, p in enumerate(params)
+    ]
     return logits, requests
 
 
@@ -136,7 +147,7 @@ def test_a_drawn_token_is_one_that_may_be_drawn_and_logits_are_only_read(params,
     for row, request, token in zip(logits.double(), requests, tokens, strict=True):
         p = request.params
         for seen in set(request.token_ids):
-            row[seen] *= p.repetition_penalty ** (-1 if row[seen] > 0 else 1)
+            row[seen] *= p.repetition_penalty**(-1 if row[seen] > 0 else 1)
         if p.temperature == 0:
             assert token == row.float().argmax()
         else:
@@ -144,7 +155,8 @@ def test_a_drawn_token_is_one_that_may_be_drawn_and_logits_are_only_read(params,
             assert token in allowed(probabilities, p.top_k, p.top_p, p.min_p)
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.5, 1.0, 6.0])  # from flat, where all is sorted, to peaked
+@pytest.mark.parametrize("spread",
+                         [0.0, 0.5, 1.0, 6.0])  # from flat, where all is sorted, to peaked
 @pytest.mark.parametrize("params", [{"top_p": 0.6}, {"top_p": 0.99}, {"top_k": 20}, {"top_k": 1500},
                                     {"top_k": 1500, "top_p": 0.9}, {"top_k": 30, "top_p": 0.5}])
 def test_large_vocabularies(spread, params):
@@ -154,19 +166,22 @@ def test_large_vocabularies(spread, params):
     kept[list(allowed(weights.tolist(), **params))] = True
     head, ids = sampler._likeliest((logits - logits.max()).exp()[None], [SamplingParams(**params)])
     found = torch.zeros(3000).scatter(0, ids[0], head[0])
-    assert abs(int((found > 0).sum()) - int(kept.sum())) <= 1  # a sum in float32 may end one token off
+    assert abs(int((found > 0).sum())
+               - int(kept.sum())) <= 1  # a sum in float32 may end one token off
     assert int(((found > 0) != kept).sum()) <= 1
 
 
 def test_equal_tokens_are_kept_by_their_ids():
     assert frequencies([1.0] * 6, top_k=2).tolist() == [0.5, 0.5, 0, 0, 0, 0]
     assert frequencies([1.0] * 4, top_p=0.5).tolist() == [0.5, 0.5, 0, 0]
-    tokens = choose(torch.zeros(200, 3000), [Request(SamplingParams(top_k=3), seed) for seed in range(200)])
+    tokens = choose(torch.zeros(200, 3000),
+                    [Request(SamplingParams(top_k=3), seed) for seed in range(200)])
     assert set(tokens.tolist()) == {0, 1, 2}
 
 
 def test_greedy_rows_of_a_mixed_batch_are_argmax():
-    logits = torch.randint(0, 3, (64, 50), generator=torch.Generator().manual_seed(2)).float()  # full of ties
+    logits = torch.randint(0, 3, (64, 50),
+                           generator=torch.Generator().manual_seed(2)).float()  # full of ties
     params = [SamplingParams(temperature=i % 2, top_p=0.5 + i % 3 * 0.25) for i in range(64)]
     requests = [Request(p, seed) for seed, p in enumerate(params)]
     tokens, _ = sample(logits, requests)
@@ -190,7 +205,8 @@ def test_repetition_penalty_is_that_of_transformers():
 
     logits, seen = torch.randn(1, 30, generator=torch.Generator().manual_seed(0)), [3, 3, 7, 12, 29]
     expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([seen]), logits.clone())
-    found = sampler._penalize(logits, [Request(SamplingParams(repetition_penalty=1.7), token_ids=seen)])
+    found = sampler._penalize(logits,
+                              [Request(SamplingParams(repetition_penalty=1.7), token_ids=seen)])
     assert torch.equal(found, expected)
 
 
@@ -201,8 +217,11 @@ def test_rows_without_a_penalty_are_passed_on_as_they_are():
 
 def test_logprobs_are_the_models_own():
     logits = torch.tensor([P, P, P]).log()
-    requests = [Request(SamplingParams(temperature=0, logprobs=2, repetition_penalty=9.0), token_ids=[3]),
-                Request(SamplingParams(temperature=0.01)), Request(SamplingParams(temperature=0, logprobs=0))]
+    requests = [
+        Request(SamplingParams(temperature=0, logprobs=2, repetition_penalty=9.0), token_ids=[3]),
+        Request(SamplingParams(temperature=0.01)),
+        Request(SamplingParams(temperature=0, logprobs=0))
+    ]
     tokens, logprobs = sample(logits, requests)
     assert tokens[0] == 2 and logprobs[1] is None  # .4 was seen, and falls behind .3 ...
     assert logprobs[0] == pytest.approx({2: math.log(0.3), 3: math.log(0.4)})  # ... but not here
@@ -235,8 +254,10 @@ def test_tokens_at_minus_infinity_are_never_drawn():
 
 @pytest.mark.gpu
 def test_the_gpu_draws_what_the_cpu_draws():
-    params = [SamplingParams(temperature=t, top_k=k, top_p=p, logprobs=2)
-              for t in (0, 1.0) for k in (0, 20) for p in (0.8, 1.0)]
+    params = [
+        SamplingParams(temperature=t, top_k=k, top_p=p, logprobs=2) for t in (0, 1.0)
+        for k in (0, 20) for p in (0.8, 1.0)
+    ]
     logits, requests = random_batch(params * 4, 3000, seed=3)
     here, there = sample(logits, requests), sample(logits.cuda(), requests)
     assert here[0] == there[0]
@@ -246,7 +267,8 @@ def test_the_gpu_draws_what_the_cpu_draws():
 
 @pytest.mark.parametrize("cut", [{"top_k": 3}, {"top_p": 0.9}, {"top_k": 2000}])
 def test_nearly_equal_logits_that_change_places_draw_the_same_token(cut):
-    """Beside other requests the same logits come out a rounding error apart; a seed draws the same token."""
+    """Beside other requests the same logits come out a rounding error apart; a seed draws the same
+    token."""
     logits = torch.full((1, 2 * sampler.HEAD), -9.0)
     logits[0, [2, 5, 7]] = 1.0
     requests = [Request(SamplingParams(**cut), seed=seed) for seed in range(200)]

@@ -1,7 +1,7 @@
 """Slot arithmetic: which row of the cache belongs to which token.
 
-Protects the rows of a block, the table that wraps, and the slots, offsets and lengths of a batch that shares
-a prefix, where 865 is the sum of two lengths and not 607 and some overhead.
+Protects the rows of a block, the table that wraps, and the slots, offsets and lengths of a batch
+that shares a prefix, where 865 is the sum of two lengths and not 607 and some overhead.
 """
 
 import itertools
@@ -28,8 +28,10 @@ def test_slots_follow_the_table_and_not_the_position():
 def test_a_batch_that_shares_a_prefix():
     """Prompts of 430 and 433 tokens, the first block in common."""
     lengths, cached, tables, block_size = [430, 433], [0, 256], [[0, 1], [0, 2]], 256
-    slots = [slot_mapping_for(table, range(start, end), block_size)
-             for table, start, end in zip(tables, cached, lengths)]
+    slots = [
+        slot_mapping_for(table, range(start, end), block_size)
+        for table, start, end in zip(tables, cached, lengths)
+    ]
     assert slots[0] == list(range(430)) and slots[1] == list(range(512, 689))
     assert [len(part) for part in slots] == [430, 177]
 
@@ -41,22 +43,26 @@ def test_a_batch_that_shares_a_prefix():
 
     decode = [length + 1 for length in lengths]
     assert decode == [431, 434] and sum(decode) == 865 == key_start_loc[-1] + len(lengths)
-    assert [slot_mapping_for(table, [length - 1], block_size) for table, length in zip(tables, decode)] == [
-        [430], [689]]
+    assert [
+        slot_mapping_for(table, [length - 1], block_size) for table, length in zip(tables, decode)
+    ] == [[430], [689]]
 
 
 @given(block_size=st.integers(1, 9), table=st.lists(st.integers(0, 30), unique=True, max_size=6))
 def test_every_position_has_a_row_of_its_own(block_size, table):
     slots = slot_mapping_for(table, range(len(table) * block_size), block_size)
     assert len(set(slots)) == len(slots)
-    assert [slot // block_size for slot in slots] == [block for block in table for _ in range(block_size)]
+    assert [slot // block_size
+            for slot in slots] == [block for block in table for _ in range(block_size)]
     assert [slot % block_size for slot in slots] == [*range(block_size)] * len(table)
 
 
 @pytest.mark.parametrize("position", [-1, 12, 1000])
 def test_a_position_without_a_block_is_refused(position):
-    """Python would take −1 for the last block, and a wrong slot writes into another request's context."""
-    with pytest.raises(ValueError, match=f"position {position} has no block.* holds positions 0 to 11"):
+    """Python would take −1 for the last block, and a wrong slot writes into another request's
+    context."""
+    with pytest.raises(ValueError,
+                       match=f"position {position} has no block.* holds positions 0 to 11"):
         slot_mapping_for([7, 1, 3], [0, position], 4)
 
 
@@ -84,4 +90,4 @@ def test_slots_are_ints_whatever_the_table_and_the_positions_are():
 
 def test_the_padding_of_a_table_is_no_block():
     with pytest.raises(ValueError, match="position 7 has no block: its entry in the table is -1"):
-        slot_mapping_for([1, -1], [3, 7], 4)              # slot −1 would be skipped when written
+        slot_mapping_for([1, -1], [3, 7], 4)  # slot −1 would be skipped when written

@@ -9,11 +9,12 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 def assert_stored(num_tokens, num_kv_heads, head_dim, block_size, dtype=torch.float32):
     """Strided K and V, random slots, some of them −1, against a loop."""
-    from paged.attention.triton_store import store
+    from paged.kernels.store import store
 
     generator = torch.Generator().manual_seed(0)
     num_blocks = 2 * num_tokens // block_size + 2
-    fused = torch.randn(num_tokens, 3 * num_kv_heads, head_dim, generator=generator).to(DEVICE, dtype)
+    fused = torch.randn(num_tokens, 3 * num_kv_heads, head_dim, generator=generator).to(
+        DEVICE, dtype)
     k, v = fused[:, num_kv_heads:2 * num_kv_heads], fused[:, 2 * num_kv_heads:]
     slots = torch.randperm(num_blocks * block_size, generator=generator)[:num_tokens]
     slots[::3] = -1
@@ -35,10 +36,10 @@ def test_any_shape(shape):
 
 
 def test_int32_slots_any_strides_and_no_tokens():
-    from paged.attention.triton_store import store
+    from paged.kernels.store import store
 
     cache = torch.zeros(2, 4, 2, 8, device=DEVICE)
-    k = torch.randn(8, 3, 2, device=DEVICE).permute(1, 2, 0)               # head_dim is not the fastest
+    k = torch.randn(8, 3, 2, device=DEVICE).permute(1, 2, 0)  # head_dim is not the fastest
     v = torch.randn(3, 2, 8, device=DEVICE)
     store(k, v, cache, cache.clone(), torch.tensor([6, 0, 3], dtype=torch.int32, device=DEVICE))
     assert torch.equal(cache.flatten(0, 1)[[6, 0, 3]], k)

@@ -1,11 +1,12 @@
 """The pages of the exercises: `{practice} NAME` and `{practice-progress}`.
 
-An exercise stands once, in practice/exercises. Its page is a stub that names it, and everything else is read
-from there when the book is built: statement, editor, hints, solution. Plain-Python exercises run in the
+An exercise stands once, in practice/exercises. Its page is a stub that names it, and everything
+else is read from there when the book is built: statement, editor, hints, solution. Plain-Python
+    exercises run in the
 page, in Pyodide, through the very runner of the terminal.
 
-Pyodide is copied into the site when npm is at hand. Otherwise pages take it from a CDN, pinned by version and
-hash. Either way it is loaded when a reader presses Run, and not before.
+Pyodide is copied into the site when npm is at hand. Otherwise pages take it from a CDN, pinned by
+version and hash. Either way it is loaded when a reader presses Run, and not before.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from paged.models.default_model import cache_directory  # noqa: E402
+from paged.models.loader.default_model import cache_directory  # noqa: E402
 from practice import runner  # noqa: E402
 from practice.catalog import load_exercises  # noqa: E402
 
@@ -43,11 +44,11 @@ FILES = {
     "python_stdlib.zip": "sha384-xW3A5jmenkrPXbsgrIaB1FCJh9OuLT7FRMagsJMgtlhVc19k/mSy3+7nMaF/d767",
     "pyodide-lock.json": "sha384-o8SQQvpVlZnOl04+3dFTJipKxul9GbViVusA379wlOrfHSgxbzt0yPiqCTxOiYES",
 }
-LIMIT_S = 10                # seconds after which a run in the page is stopped
+LIMIT_S = 10  # seconds after which a run in the page is stopped
 logger = logging.getLogger(__name__)
 
-
-# -------------------------------------------------------------------------------------------------- Pyodide
+# --------------------------------------------------------------------------------------------------
+# Pyodide
 
 
 def integrity(data: bytes) -> str:
@@ -70,8 +71,10 @@ def fetch_pyodide() -> Path | None:
         return None
     cached.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cached.parent) as folder:
-        command = [npm, "pack", f"pyodide@{PYODIDE}", "--silent", "--pack-destination", folder,
-                   "--fetch-retries=1", "--fetch-timeout=30000"]
+        command = [
+            npm, "pack", f"pyodide@{PYODIDE}", "--silent", "--pack-destination", folder,
+            "--fetch-retries=1", "--fetch-timeout=30000"
+        ]
         try:
             subprocess.run(command, cwd=folder, capture_output=True, timeout=120, check=True)
             with tarfile.open(next(Path(folder).glob("*.tgz"))) as archive:
@@ -81,7 +84,8 @@ def fetch_pyodide() -> Path | None:
             logger.info("npm cannot give Pyodide (%s): pages take it from %s", error, CDN)
             return None
         if not complete(Path(folder)):
-            raise RuntimeError(f"npm gave a pyodide {PYODIDE} whose files do not have the expected hashes")
+            raise RuntimeError(
+                f"npm gave a pyodide {PYODIDE} whose files do not have the expected hashes")
         cached.mkdir(exist_ok=True)
         for name in FILES:
             Path(folder, name).replace(cached / name)
@@ -89,7 +93,8 @@ def fetch_pyodide() -> Path | None:
 
 
 def write_assets(app, error):
-    """Beside the pages: Pyodide, if it can be had, and exercises/data.js with all that a run needs."""
+    """Beside the pages: Pyodide, if it can be had, and exercises/data.js with all that a run
+    needs."""
     if error or app.builder.format != "html":
         return
     folder = Path(app.outdir) / "_static" / "exercises"
@@ -99,14 +104,18 @@ def write_assets(app, error):
         (folder / "pyodide").mkdir(exist_ok=True)
         for name in FILES:
             shutil.copyfile(pyodide / name, folder / "pyodide" / name)
-    data = {"runner": Path(runner.__file__).read_text(encoding="utf-8"),
-            "worker": (ROOT / "book/_static/exercises/worker.js").read_text(encoding="utf-8"),
-            "files": FILES, "cdn": CDN, "local": bool(pyodide), "limit": LIMIT_S,
-            "exercises": {e.name: e.title for e in load_exercises()}}
+    data = {
+        "runner": Path(runner.__file__).read_text(encoding="utf-8"),
+        "worker": (ROOT / "book/_static/exercises/worker.js").read_text(encoding="utf-8"),
+        "files": FILES, "cdn": CDN, "local": bool(pyodide), "limit": LIMIT_S,
+        "exercises": {e.name: e.title
+                      for e in load_exercises()}
+    }
     (folder / "data.js").write_text(f"window.PRACTICE = {json.dumps(data)};\n", encoding="utf-8")
 
 
-# -------------------------------------------------------------------------------------------------- pages
+# --------------------------------------------------------------------------------------------------
+# pages
 
 
 def html(text: str) -> nodes.raw:
@@ -116,7 +125,8 @@ def html(text: str) -> nodes.raw:
 def chapter_link(title: str, pages: set[str]) -> str:
     """A link to the chapter of this title, or the title alone while the book has no such page."""
     for path in (ROOT / "book").glob("*.md"):
-        if f"book/{path.stem}" in pages and f"\n# {title}\n" in "\n" + path.read_text(encoding="utf-8"):
+        if f"book/{path.stem}" in pages and f"\n# {title}\n" in "\n" + path.read_text(
+                encoding="utf-8"):
             return f"[{title}](../{path.name})"
     return title
 
@@ -135,40 +145,55 @@ class Practice(SphinxDirective):
         self.env.metadata[self.env.docname]["practice"] = exercise.name
         chapter = chapter_link(exercise.chapter, self.env.found_docs)
         where = "in this page or in a terminal" if exercise.kind == "python" else "in a terminal"
-        about = self.parsed(f"{exercise.level.capitalize()}, about {exercise.minutes} minutes, {where}. "
-                            f"Chapter: {chapter}.", "practice-about")
+        about = self.parsed(
+            f"{exercise.level.capitalize()}, about {exercise.minutes} minutes, {where}. "
+            f"Chapter: {chapter}.", "practice-about")
         run = self.workbench(exercise) if exercise.kind == "python" else self.terminal(exercise)
         hints = []
         for number, hint in enumerate(exercise.hints, 1):
             hints += self.folded(f"Hint {number}", self.parsed(hint, "practice-hint"))
-        answer = nodes.literal_block(exercise.solution.strip(), exercise.solution.strip(), language="python")
+        answer = nodes.literal_block(exercise.solution.strip(), exercise.solution.strip(),
+                                     language="python")
         why = self.parsed(exercise.explanation, "practice-explanation")
-        return [about, self.parsed(exercise.statement, "practice-statement"), *run, *hints,
-                *self.folded("Solution", answer, why)]
+        return [
+            about,
+            self.parsed(exercise.statement, "practice-statement"), *run, *hints,
+            *self.folded("Solution", answer, why)
+        ]
 
     def parsed(self, text, name):
         container = nodes.container(classes=[name])
-        self.state.nested_parse(StringList(text.splitlines(), source=self.env.docname), 0, container)
+        self.state.nested_parse(StringList(text.splitlines(), source=self.env.docname), 0,
+                                container)
         return container
 
     def folded(self, summary, *content):
         return [html(f"<details><summary>{summary}</summary>"), *content, html("</details>")]
 
     def workbench(self, exercise):
-        data = {"name": exercise.name, "starter": exercise.starter, "tests": exercise.tests,
-                "statement": exercise.statement}
+        data = {
+            "name": exercise.name, "starter": exercise.starter, "tests": exercise.tests,
+            "statement": exercise.statement
+        }
         text = json.dumps(data).replace("</", "<\\/")
-        return [html(f'<div class="practice" data-exercise="{exercise.name}">'
-                     f'<script type="application/json">{text}</script>'
-                     f'<noscript>Running code needs JavaScript. In a terminal: '
-                     f'<code>python practice/judge.py start {exercise.name}</code></noscript></div>')]
+        return [
+            html(f'<div class="practice" data-exercise="{exercise.name}">'
+                 f'<script type="application/json">{text}</script>'
+                 f'<noscript>Running code needs JavaScript. In a terminal: '
+                 f'<code>python practice/judge.py start {exercise.name}</code></noscript></div>')
+        ]
 
     def terminal(self, exercise):
-        needs = {"torch": "PyTorch", "triton": "PyTorch and Triton (without a GPU, Triton's interpreter)"}
+        needs = {
+            "torch": "PyTorch", "triton": "PyTorch and Triton (without a GPU, Triton's interpreter)"
+        }
         text = f"python practice/judge.py start {exercise.name}\npython practice/judge.py run {exercise.name}"
-        return [self.parsed(f"This exercise needs {needs[exercise.kind]}. In a clone of the repository:",
-                            "practice-terminal"),
-                nodes.literal_block(text, text, language="console")]
+        return [
+            self.parsed(
+                f"This exercise needs {needs[exercise.kind]}. In a clone of the repository:",
+                "practice-terminal"),
+            nodes.literal_block(text, text, language="console")
+        ]
 
 
 class PracticeProgress(SphinxDirective):
@@ -186,8 +211,10 @@ class PracticeProgress(SphinxDirective):
             rows.append(f'<tr data-exercise="{e.name}"><td class="state" aria-label="open">·</td>'
                         f'<td><a href="{e.name}.html">{e.number}. {escape(e.title)}</a></td>'
                         f'<td>{e.level}, {e.minutes} min</td><td>{where}</td></tr>')
-        return [html('<div class="practice-progress"><div class="practice-summary" role="status"></div>'
-                     f'<table class="practice-table"><tbody>{"".join(rows)}</tbody></table></div>')]
+        return [
+            html('<div class="practice-progress"><div class="practice-summary" role="status"></div>'
+                 f'<table class="practice-table"><tbody>{"".join(rows)}</tbody></table></div>')
+        ]
 
 
 def add_page_assets(app, pagename, templatename, context, doctree):

@@ -1,8 +1,9 @@
 """What the pages need beyond Jupyter Book's settings.
 
-Formulas become MathML while the book is built, so that a page needs no math script. No script stands twice
-in a page. Chapters run with the package of this checkout, installed or not. The notebook behind a page's
-download button installs from the repository, as the one that Colab opens does.
+Formulas become MathML while the book is built, so that a page needs no math script. No script
+stands twice in a page. Chapters run with the package of this checkout, installed or not. The
+notebook behind a page's download button installs from the repository, as the one that Colab opens
+does.
 """
 
 from __future__ import annotations
@@ -43,12 +44,14 @@ def visit_math(self, node):
 def visit_math_block(self, node):
     label = f' id="equation-{escape(node["label"])}"' if node.get("label") else ""
     number = f'<span class="eqno">({node["number"]})</span>' if node.get("number") else ""
-    self.body.append(f'<div class="formula"{label}>{mathml(node.astext(), "block", node)}{number}</div>\n')
+    self.body.append(
+        f'<div class="formula"{label}>{mathml(node.astext(), "block", node)}{number}</div>\n')
     raise nodes.SkipNode
 
 
 def drop_scripts(app, pagename, templatename, context, doctree):
-    """Drop thebe, which no page uses, and repeated scripts: a second `const` is an error in the console."""
+    """Drop thebe, which no page uses, and repeated scripts: a second `const` is an error in the
+    console."""
     scripts = {}
     for script in context["script_files"]:
         if "thebe" not in str(script).lower():

@@ -5,8 +5,9 @@
     triton      this project's own GPU kernels; also run, slowly, in Triton's interpreter
     flash       FlashAttention, from the flash-attn package or from PyTorch itself
 
-Each backend is a module with `run(...)` over tensors and `why_not(q, k_cache)`, which says in a sentence why it
-cannot serve these inputs here, or None. A new backend is a new module and one name in BACKENDS.
+Each backend is a module with `run(...)` over tensors and `why_not(q, k_cache)`, which says in a
+sentence why it cannot serve these inputs here, or None. A new backend is a new module and one name
+in BACKENDS.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ BACKENDS = {
 }
 
 
-def paged_attention(q: torch.Tensor, kv, layer: int, block_tables: Sequence[Sequence[int]] | torch.Tensor,
-                    seq_lens: Sequence[int] | torch.Tensor, query_start_loc: Sequence[int] | torch.Tensor,
-                    scale: float, backend: str = "reference") -> torch.Tensor:
+def paged_attention(q: torch.Tensor, kv, layer: int,
+                    block_tables: Sequence[Sequence[int]] | torch.Tensor,
+                    seq_lens: Sequence[int] | torch.Tensor,
+                    query_start_loc: Sequence[int] | torch.Tensor, scale: float,
+                    backend: str = "reference") -> torch.Tensor:
     """Causal attention of new tokens over the paged K/V of their requests.
 
     Args:
@@ -38,20 +41,24 @@ def paged_attention(q: torch.Tensor, kv, layer: int, block_tables: Sequence[Sequ
         kv: a PagedKVCache; the K and V of the new tokens are already written.
         layer: index of the layer.
         block_tables: one list of blocks a request, or an int32 tensor [requests, max_blocks].
-        seq_lens: tokens of each request's context, the new ones included. 0 is allowed: its rows give zeros.
-        query_start_loc: requests + 1 offsets into q; request i has the rows from i to i + 1, possibly none.
+        seq_lens: tokens of each request's context, the new ones included. 0 is allowed: its rows
+            give zeros.
+        query_start_loc: requests + 1 offsets into q; request i has the rows from i to i + 1,
+            possibly none.
         scale: factor on the scores, usually head_dim ** −0.5.
         backend: a name in BACKENDS, or "auto" for the fastest that runs here.
 
-    Returns [N, num_heads, head_dim]. A request's queries are the last tokens of its context: decode, whole
-    prefill, chunked prefill and mixtures differ in nothing but their lengths.
-    Raises ValueError for inputs that do not fit together and for a backend that cannot run them, the same from
-    every backend. Of tables and lengths on a GPU only types and shapes are looked at: nothing waits for it.
+    Returns [N, num_heads, head_dim]. A request's queries are the last tokens of its context:
+    decode, whole prefill, chunked prefill and mixtures differ in nothing but their lengths.
+    Raises ValueError for inputs that do not fit together and for a backend that cannot run them,
+    the same from every backend. Of tables and lengths on a GPU only types and shapes are looked at:
+        nothing waits for it.
     """
     _check_query(q, kv)
     k_cache, v_cache = kv.layer(layer)
     if not (isinstance(scale, Real) and 0 < scale < math.inf):
-        raise ValueError(f"scale is {scale!r}: it must be a finite number above 0, usually head_dim ** -0.5")
+        raise ValueError(
+            f"scale is {scale!r}: it must be a finite number above 0, usually head_dim ** -0.5")
     _check_batch(len(q), kv, block_tables, seq_lens, query_start_loc)
     _, module = choose_backend(q, k_cache, backend)
     return module.run(q, k_cache, v_cache, block_tables, seq_lens, query_start_loc, float(scale))
@@ -63,12 +70,14 @@ def choose_backend(q: torch.Tensor, k_cache: torch.Tensor, backend: str = "auto"
     Raises ValueError, with the reason, when the named backend cannot.
     """
     if backend == "auto":
-        # Triton's interpreter is for checking kernels, not for serving: auto wants it on a GPU only.
+        # Triton's interpreter is for checking kernels, not for serving: auto wants it on a GPU
+        # only.
         names = ("triton", "flash", "torch") if q.is_cuda else ("torch",)
     elif isinstance(backend, str) and backend in BACKENDS:
         names = (backend,)
     else:
-        raise ValueError(f"unknown attention backend {backend!r}: choose one of auto, {', '.join(BACKENDS)}")
+        raise ValueError(
+            f"unknown attention backend {backend!r}: choose one of auto, {', '.join(BACKENDS)}")
     for name in names:
         module = importlib.import_module(BACKENDS[name])
         reason = module.why_not(q, k_cache)
@@ -78,18 +87,23 @@ def choose_backend(q: torch.Tensor, k_cache: torch.Tensor, backend: str = "auto"
 
 
 def backend_name(q: torch.Tensor, k_cache: torch.Tensor, backend: str = "auto") -> str:
-    """The backend that will serve these inputs, for people to read: "triton", "flash (PyTorch's varlen_attn)"."""
+    """The backend that will serve these inputs, for people to read: "triton", "flash (PyTorch's
+    varlen_attn)"."""
     name, module = choose_backend(q, k_cache, backend)
     return f"{name} ({module.choose_library(q, k_cache).name})" if name == "flash" else name
 
 
 def _check_query(q, kv) -> None:
     if not isinstance(q, torch.Tensor) or not q.is_floating_point() or q.device != kv.data.device:
-        what = f"{q.dtype} on {q.device}" if isinstance(q, torch.Tensor) else f"a {type(q).__name__}"
-        raise ValueError(f"q is {what}: it must be a floating-point tensor on {kv.data.device}, where the cache is")
+        what = f"{q.dtype} on {q.device}" if isinstance(q,
+                                                        torch.Tensor) else f"a {type(q).__name__}"
+        raise ValueError(
+            f"q is {what}: it must be a floating-point tensor on {kv.data.device}, where the cache is"
+        )
     if q.dim() != 3 or q.shape[2] != kv.head_dim or q.shape[1] == 0 or q.shape[1] % kv.num_kv_heads:
-        raise ValueError(f"q is {tuple(q.shape)}; this cache needs [tokens, a multiple of {kv.num_kv_heads} "
-                         f"heads, {kv.head_dim}]")
+        raise ValueError(
+            f"q is {tuple(q.shape)}; this cache needs [tokens, a multiple of {kv.num_kv_heads} "
+            f"heads, {kv.head_dim}]")
 
 
 def _check_batch(num_tokens: int, kv, block_tables, seq_lens, query_start_loc) -> None:
@@ -98,8 +112,9 @@ def _check_batch(num_tokens: int, kv, block_tables, seq_lens, query_start_loc) -
     lengths = _on_host(integers("seq_lens", seq_lens))
     starts = _on_host(integers("query_start_loc", query_start_loc))
     if not len(tables) == len(lengths) == len(starts) - 1:
-        raise ValueError(f"{len(tables)} block tables, {len(lengths)} lengths and {len(starts)} offsets: a batch of n "
-                         f"requests has n, n and n + 1")
+        raise ValueError(
+            f"{len(tables)} block tables, {len(lengths)} lengths and {len(starts)} offsets: a batch of n "
+            f"requests has n, n and n + 1")
     if isinstance(starts, torch.Tensor):
         return
     if starts[0] != 0 or starts[-1] != num_tokens or any(a > b for a, b in zip(starts, starts[1:])):
@@ -109,7 +124,8 @@ def _check_batch(num_tokens: int, kv, block_tables, seq_lens, query_start_loc) -
     for request, seq_len in enumerate(lengths):
         num_queries = starts[request + 1] - starts[request]
         if seq_len < 0 or seq_len and num_queries > seq_len:
-            raise ValueError(f"request {request} has {num_queries} queries and a context of {seq_len} tokens")
+            raise ValueError(
+                f"request {request} has {num_queries} queries and a context of {seq_len} tokens")
         if num_queries and isinstance(tables, list):
             _check_table(request, tables[request], seq_len, kv)
 
@@ -117,20 +133,27 @@ def _check_batch(num_tokens: int, kv, block_tables, seq_lens, query_start_loc) -
 def _check_table(request: int, table: list[int], seq_len: int, kv) -> None:
     needed = -(-seq_len // kv.block_size)
     if len(table) < needed:
-        raise ValueError(f"request {request}: {seq_len} tokens need {needed} blocks of {kv.block_size}; the block "
-                         f"table has {len(table)}")
+        raise ValueError(
+            f"request {request}: {seq_len} tokens need {needed} blocks of {kv.block_size}; the block "
+            f"table has {len(table)}")
     for block in table[:needed]:
         if not 0 <= block < kv.num_blocks:
-            raise ValueError(f"request {request} has block {block} in its table: this cache has blocks 0 to "
-                             f"{kv.num_blocks - 1}")
+            raise ValueError(
+                f"request {request} has block {block} in its table: this cache has blocks 0 to "
+                f"{kv.num_blocks - 1}")
 
 
 def _tables(block_tables) -> list[list[int]] | torch.Tensor:
     if isinstance(block_tables, torch.Tensor):
         return _on_host(integers("block_tables", block_tables, dims=2))
     if not hasattr(block_tables, "__len__"):
-        raise ValueError(f"block_tables is {block_tables!r}: it must be one list of blocks a request, or a tensor")
-    return [integers(f"block_tables[{request}]", table).tolist() for request, table in enumerate(block_tables)]
+        raise ValueError(
+            f"block_tables is {block_tables!r}: it must be one list of blocks a request, or a tensor"
+        )
+    return [
+        integers(f"block_tables[{request}]", table).tolist()
+        for request, table in enumerate(block_tables)
+    ]
 
 
 def _on_host(values: torch.Tensor) -> list | torch.Tensor:

@@ -4,11 +4,11 @@
     flash-attn 2   flash_attn             multiples of 256        Ampere and later
     PyTorch        torch.nn.attention     multiples of 256        where varlen_attn takes a block_table (2.13)
 
-They are tried in this order. FlashAttention-3 loads whole tiles with the copy engine where blocks are large
-enough; it then weighs the unused rows of a last block with 0 instead of skipping them, and 0 × NaN is NaN
-(flash-attention issues 1745 and 2374). A left padding, of 0 tokens, makes it load row by row, with zeros for
-unused rows. PyTorch is asked for one split, because the automatic choice over block tables has given NaN
-(torchtitan issue 3235).
+They are tried in this order. FlashAttention-3 loads whole tiles with the copy engine where blocks
+are large enough; it then weighs the unused rows of a last block with 0 instead of skipping them,
+and 0 × NaN is NaN (flash-attention issues 1745 and 2374). A left padding, of 0 tokens, makes it
+load row by row, with zeros for unused rows. PyTorch is asked for one split, because the automatic
+choice over block tables has given NaN (torchtitan issue 3235).
 
 Papers: FlashAttention-2 (Dao, 2023), FlashAttention-3 (Shah et al., 2024).
 """
@@ -32,22 +32,23 @@ class Library:
     name: str
     module: str
     function: str
-    block_size: int                     # must divide the cache's
-    table_argument: str                 # without it in the signature, the function knows no block tables
-    capability: tuple[int, ...]         # majors of the compute capabilities that it runs on
+    block_size: int  # must divide the cache's
+    table_argument: str  # without it in the signature, the function knows no block tables
+    capability: tuple[int, ...]  # majors of the compute capabilities that it runs on
     call: Callable
     dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
-    head_dim: int = 8                   # must divide the model's
+    head_dim: int = 8  # must divide the model's
     max_head_dim: int = 256
 
     def load(self) -> Callable:
         """The library's function. Raises ValueError with the reason when there is none to use."""
         try:
             function = getattr(importlib.import_module(self.module), self.function)
-        except Exception as error:      # a build for another CUDA or PyTorch fails in many ways
+        except Exception as error:  # a build for another CUDA or PyTorch fails in many ways
             missing = isinstance(error, ModuleNotFoundError) and error.name == self.module
-            raise ValueError(f"{self.name} is not installed" if missing else
-                             f"{self.name} cannot be loaded ({type(error).__name__}: {error})") from error
+            raise ValueError(
+                f"{self.name} is not installed" if missing else
+                f"{self.name} cannot be loaded ({type(error).__name__}: {error})") from error
         if self.table_argument not in inspect.signature(function).parameters:
             raise ValueError(f"{self.name} here takes no {self.table_argument}")
         return function
@@ -75,8 +76,9 @@ class Library:
 
 
 def _call_flash_3(function, q, k, v, tables, seq_lens, starts, scale, longest):
-    return function(q, k, v, cache_seqlens=seq_lens, cache_leftpad=torch.zeros_like(seq_lens), page_table=tables,
-                    cu_seqlens_q=starts, max_seqlen_q=longest, softmax_scale=scale, causal=True)
+    return function(q, k, v, cache_seqlens=seq_lens, cache_leftpad=torch.zeros_like(seq_lens),
+                    page_table=tables, cu_seqlens_q=starts, max_seqlen_q=longest,
+                    softmax_scale=scale, causal=True)
 
 
 def _call_flash_2(function, q, k, v, tables, seq_lens, starts, scale, longest):
@@ -91,17 +93,18 @@ def _call_torch(function, q, k, v, tables, seq_lens, starts, scale, longest):
 
 
 LIBRARIES = (
-    Library("FlashAttention-3", "flash_attn_interface", "flash_attn_with_kvcache", 1, "page_table", (9,),
-            _call_flash_3),
-    Library("FlashAttention-2", "flash_attn", "flash_attn_varlen_func", 256, "block_table", (8, 9, 10, 12),
-            _call_flash_2),
+    Library("FlashAttention-3", "flash_attn_interface", "flash_attn_with_kvcache", 1, "page_table",
+            (9,), _call_flash_3),
+    Library("FlashAttention-2", "flash_attn", "flash_attn_varlen_func", 256, "block_table",
+            (8, 9, 10, 12), _call_flash_2),
     Library("PyTorch's varlen_attn", "torch.nn.attention.varlen", "varlen_attn", 256, "block_table",
             (8, 9, 10, 12), _call_torch),
 )
 
 
 def choose_library(q: torch.Tensor, k_cache: torch.Tensor) -> Library:
-    """The first library that can serve these inputs. Raises ValueError with every library's reason."""
+    """The first library that can serve these inputs. Raises ValueError with every library's
+    reason."""
     reasons = []
     for library in LIBRARIES:
         reason = library.why_not(q, k_cache)
@@ -122,16 +125,19 @@ def why_not(q: torch.Tensor, k_cache: torch.Tensor) -> str | None:
 
 def run(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_tables, seq_lens,
         query_start_loc, scale: float, max_query_len: int | None = None) -> torch.Tensor:
-    """Paged attention through the library of `choose_library`; see `paged_attention` for the shapes.
+    """Paged attention through the library of `choose_library`; see `paged_attention` for the
+    shapes.
 
-    max_query_len: the longest query of the batch where the caller knows it; without it, all rows of q bound
+    max_query_len: the longest query of the batch where the caller knows it; without it, all rows of
+        q bound
     it.
     """
     library = choose_library(q, k_cache)
     longest = max_query_len or max(len(q), 1)
     tables = padded(block_tables, q.device)
     lengths, starts = on_device(seq_lens, q.device), on_device(query_start_loc, q.device)
-    return library.call(library.load(), q, k_cache, v_cache, tables, lengths, starts, scale, longest)
+    return library.call(library.load(), q, k_cache, v_cache, tables, lengths, starts, scale,
+                        longest)
 
 
 def _cumulative(seq_lens: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""Paged attention as a specification: gather each request's rows, then ordinary attention in float32.
+"""Paged attention as a specification: gather each request's rows, then ordinary attention in
+float32.
 
 Slow and obvious. Every other backend is held to it, and it is held to contiguous SDPA.
 """
@@ -16,9 +17,10 @@ def why_not(q: torch.Tensor, k_cache: torch.Tensor) -> str | None:
 
 
 def run(q, k_cache, v_cache, block_tables, seq_lens, query_start_loc, scale) -> torch.Tensor:
-    """Attention of each request's new queries over its paged context; see `paged_attention` for the shapes."""
+    """Attention of each request's new queries over its paged context; see `paged_attention` for the
+    shapes."""
     out = torch.zeros_like(q)
-    group_size = q.shape[1] // k_cache.shape[2]                     # query heads that share a KV head
+    group_size = q.shape[1] // k_cache.shape[2]  # query heads that share a KV head
     starts = [int(start) for start in query_start_loc]
     for request, seq_len in enumerate(int(n) for n in seq_lens):
         first, last = starts[request], starts[request + 1]
@@ -26,13 +28,15 @@ def run(q, k_cache, v_cache, block_tables, seq_lens, query_start_loc, scale) -> 
         if num_queries == 0 or seq_len == 0:
             continue
         if num_queries > seq_len:
-            raise ValueError(f"request {request} has {num_queries} queries and a context of {seq_len} tokens")
+            raise ValueError(
+                f"request {request} has {num_queries} queries and a context of {seq_len} tokens")
         keys, values = gather(k_cache, v_cache, block_tables[request], seq_len)
-        keys = keys.float().repeat_interleave(group_size, dim=1)    # [seq_len, num_heads, head_dim]
+        keys = keys.float().repeat_interleave(group_size, dim=1)  # [seq_len, num_heads, head_dim]
         values = values.float().repeat_interleave(group_size, dim=1)
         scores = torch.einsum("qhd,khd->hqk", q[first:last].float(), keys) * scale
 
-        # The queries are the last tokens of the context: query i sits at position seq_len − num_queries + i.
+        # The queries are the last tokens of the context: query i sits at position seq_len −
+        # num_queries + i.
         positions = torch.arange(seq_len, device=q.device)
         future = positions[None, :] > positions[seq_len - num_queries:, None]
         scores = scores.masked_fill(future, float("-inf"))

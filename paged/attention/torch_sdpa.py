@@ -1,6 +1,7 @@
 """Paged attention in batched PyTorch: the engine's backend where there is no GPU.
 
-Decodes are done all at once: their rows are gathered into one padded tensor, and padding repeats the last valid
+Decodes are done all at once: their rows are gathered into one padded tensor, and padding repeats
+    the last valid
 row, so that no unwritten row is ever read. Longer queries go through SDPA one request at a time.
 """
 
@@ -18,7 +19,8 @@ def why_not(q: torch.Tensor, k_cache: torch.Tensor) -> str | None:
 
 
 def run(q, k_cache, v_cache, block_tables, seq_lens, query_start_loc, scale) -> torch.Tensor:
-    """Attention of each request's new queries over its paged context; see `paged_attention` for the shapes."""
+    """Attention of each request's new queries over its paged context; see `paged_attention` for the
+    shapes."""
     lengths, starts = _as_list(seq_lens), _as_list(query_start_loc)
     out = torch.zeros_like(q)
     decodes = []
@@ -27,7 +29,8 @@ def run(q, k_cache, v_cache, block_tables, seq_lens, query_start_loc, scale) -> 
         if seq_len == 0 or first == last:
             continue
         if last - first > seq_len:
-            raise ValueError(f"request {request} has {last - first} queries and a context of {seq_len} tokens")
+            raise ValueError(
+                f"request {request} has {last - first} queries and a context of {seq_len} tokens")
         if last - first == 1:
             decodes.append(request)
             continue
@@ -36,8 +39,8 @@ def run(q, k_cache, v_cache, block_tables, seq_lens, query_start_loc, scale) -> 
     if decodes:
         rows = [starts[request] for request in decodes]
         all_rows = len(rows) == len(q)
-        result = _decode(q if all_rows else q[rows], k_cache, v_cache,
-                         _padded(block_tables, decodes), [lengths[request] for request in decodes], scale)
+        result = _decode(q if all_rows else q[rows], k_cache, v_cache, _padded(
+            block_tables, decodes), [lengths[request] for request in decodes], scale)
         if all_rows:
             return result
         out[rows] = result
@@ -45,46 +48,53 @@ def run(q, k_cache, v_cache, block_tables, seq_lens, query_start_loc, scale) -> 
 
 
 def _prefill(q, keys, values, scale) -> torch.Tensor:
-    """q: [queries, num_heads, head_dim], the last tokens of a context of [seq_len, num_kv_heads, head_dim]."""
+    """q: [queries, num_heads, head_dim], the last tokens of a context of [seq_len, num_kv_heads,
+    head_dim]."""
     num_queries, seq_len = len(q), len(keys)
     mask = None
     if num_queries < seq_len:
         positions = torch.arange(seq_len, device=q.device)
         mask = positions[None, :] <= positions[seq_len - num_queries:, None]
-    out = F.scaled_dot_product_attention(q.transpose(0, 1)[None], keys.transpose(0, 1)[None],
-                                         values.transpose(0, 1)[None], attn_mask=mask, is_causal=mask is None,
-                                         scale=scale, enable_gqa=True)
+    out = F.scaled_dot_product_attention(
+        q.transpose(0, 1)[None],
+        keys.transpose(0, 1)[None],
+        values.transpose(0, 1)[None], attn_mask=mask, is_causal=mask is None, scale=scale,
+        enable_gqa=True)
     return out[0].transpose(0, 1)
 
 
 def _decode(q, k_cache, v_cache, tables, lengths, scale) -> torch.Tensor:
     """q: [requests, num_heads, head_dim], one query each.
 
-    The query heads of a KV head take the place of the queries, so that K and V are not repeated for them.
+    The query heads of a KV head take the place of the queries, so that K and V are not repeated for
+    them.
     """
     num_requests, num_heads, head_dim = q.shape
     block_size, num_kv_heads = k_cache.shape[1:3]
     longest = max(lengths)
     if longest > tables.shape[1] * block_size:
-        raise ValueError(f"a context of {longest} tokens does not fit tables of {tables.shape[1]} blocks of "
-                         f"{block_size}")
+        raise ValueError(
+            f"a context of {longest} tokens does not fit tables of {tables.shape[1]} blocks of "
+            f"{block_size}")
     seq_lens = torch.tensor(lengths)[:, None]
     positions = torch.arange(longest).expand(num_requests, longest)
     valid = positions < seq_lens
     positions = torch.minimum(positions, seq_lens - 1)
-    slots = (tables.gather(1, positions // block_size) * block_size + positions % block_size).flatten()
+    slots = (tables.gather(1, positions // block_size) * block_size
+             + positions % block_size).flatten()
     slots = slots.to(q.device)
-    keys, values = (cache.flatten(0, 1).index_select(0, slots).to(q.dtype)
-                    .view(num_requests, longest, num_kv_heads, head_dim).transpose(1, 2)
+    keys, values = (cache.flatten(0, 1).index_select(0, slots).to(q.dtype).view(
+        num_requests, longest, num_kv_heads, head_dim).transpose(1, 2)
                     for cache in (k_cache, v_cache))
     mask = None if min(lengths) == longest else valid[:, None, None, :].to(q.device)
-    out = F.scaled_dot_product_attention(q.reshape(num_requests, num_kv_heads, -1, head_dim), keys, values,
-                                         attn_mask=mask, scale=scale)
+    out = F.scaled_dot_product_attention(q.reshape(num_requests, num_kv_heads, -1, head_dim), keys,
+                                         values, attn_mask=mask, scale=scale)
     return out.reshape(num_requests, num_heads, head_dim)
 
 
 def _padded(block_tables, requests) -> torch.Tensor:
-    """Block tables of these requests as an int64 tensor, short ones filled up with zeros that are never read."""
+    """Block tables of these requests as an int64 tensor, short ones filled up with zeros that are
+    never read."""
     if isinstance(block_tables, torch.Tensor):
         return block_tables[requests].long().cpu()
     tables = [list(block_tables[request]) for request in requests]

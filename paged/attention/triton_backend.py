@@ -3,9 +3,9 @@
     exactly one query    decode kernel: context split over the card, query heads share the loads
     more than one        prefill kernel: query rows share the loads, causal mask on the diagonal
 
-A mixed batch launches both; each passes over the other's requests, by looking at the lengths on the GPU, so
-that nothing waits for the CPU. A caller that knows the longest query saves the launch that would find
-nothing to do.
+A mixed batch launches both; each passes over the other's requests, by looking at the lengths on the
+GPU, so that nothing waits for the CPU. A caller that knows the longest query saves the launch that
+would find nothing to do.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ def why_not(q: torch.Tensor, k_cache: torch.Tensor) -> str | None:
     if q.dtype not in DTYPES or k_cache.dtype != q.dtype:
         return f"q is {q.dtype} and the cache {k_cache.dtype}; the kernels take one of {DTYPES} for both"
     if q.shape[2] > MAX_HEAD_DIM or q.shape[1] > MAX_GROUP * k_cache.shape[2]:
-        return (f"head_dim is {q.shape[2]} and {q.shape[1]} heads share {k_cache.shape[2]} KV heads; the "
-                f"kernels take up to {MAX_HEAD_DIM}, and up to {MAX_GROUP} heads a KV head")
+        return (
+            f"head_dim is {q.shape[2]} and {q.shape[1]} heads share {k_cache.shape[2]} KV heads; the "
+            f"kernels take up to {MAX_HEAD_DIM}, and up to {MAX_GROUP} heads a KV head")
     if not k_cache.is_contiguous():
         return f"the cache has strides {k_cache.stride()}: the kernels take one whose rows lie side by side"
     if not q.is_cuda:
@@ -39,37 +40,43 @@ def why_not(q: torch.Tensor, k_cache: torch.Tensor) -> str | None:
 
 
 def run(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_tables, seq_lens,
-        query_start_loc, scale: float, max_query_len: int | None = None, early: bool = False) -> torch.Tensor:
+        query_start_loc, scale: float, max_query_len: int | None = None,
+        early: bool = False) -> torch.Tensor:
     """Paged attention of every request; see `paged_attention` for the shapes.
 
-    max_query_len: the longest query of the batch where the caller knows it; 1 makes the step a pure decode.
+    max_query_len: the longest query of the batch where the caller knows it; 1 makes the step a pure
+        decode.
     early: see `decode`.
     """
-    from paged.attention.triton_decode import decode
-    from paged.attention.triton_prefill import prefill
+    from paged.kernels.decode import decode
+    from paged.kernels.prefill import prefill
 
     if not isinstance(query_start_loc, torch.Tensor):
-        max_query_len = max((b - a for a, b in zip(query_start_loc, query_start_loc[1:])), default=0)
+        max_query_len = max((b - a for a, b in zip(query_start_loc, query_start_loc[1:])),
+                            default=0)
     block_tables = padded(block_tables, q.device)
     seq_lens, query_start_loc = on_device(seq_lens, q.device), on_device(query_start_loc, q.device)
     if q.stride()[1:] != (q.shape[2], 1):
-        q = q.contiguous()                                  # the heads of a token must lie side by side
+        q = q.contiguous()  # the heads of a token must lie side by side
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if len(q) == 0:
         return out
     decode(q, k_cache, v_cache, block_tables, seq_lens, query_start_loc, scale, out, early)
     if max_query_len != 1:
-        prefill(q, k_cache, v_cache, block_tables, seq_lens, query_start_loc, scale, out, min_queries=2)
+        prefill(q, k_cache, v_cache, block_tables, seq_lens, query_start_loc, scale, out,
+                min_queries=2)
     return out
 
 
 def on_device(values, device: torch.device) -> torch.Tensor:
-    """Integers as an int32 tensor on the device, laid out as the kernels read it; as it is where it is that already."""
+    """Integers as an int32 tensor on the device, laid out as the kernels read it; as it is where it
+    is that already."""
     return torch.as_tensor(values).to(device, torch.int32).contiguous()
 
 
 def padded(block_tables, device: torch.device) -> torch.Tensor:
-    """Ragged block tables as one int32 tensor [requests, max_blocks]; what a table lacks is never read."""
+    """Ragged block tables as one int32 tensor [requests, max_blocks]; what a table lacks is never
+    read."""
     if isinstance(block_tables, torch.Tensor):
         return on_device(block_tables, device)
     width = max((len(table) for table in block_tables), default=0)

@@ -1,6 +1,7 @@
 """Hit rate and cost of the prefix caches: `python -m paged bench prefix`, without a model.
 
-Three shapes of load, served in turn by chained hashes and by a radix tree, in blocks of 16 tokens and of one:
+Three shapes of load, served in turn by chained hashes and by a radix tree, in blocks of 16 tokens
+and of one:
 
     system prompt     users who share one long instruction and differ after it
     conversation      each turn repeats all turns before it
@@ -21,7 +22,8 @@ from paged.engine import PREFIX_CACHES, Engine, EngineConfig
 from paged.sampling import SamplingParams
 
 VOCABULARY = 50_000
-Turn = Callable[[list[list[int]]], list[list[int]]]         # serves prompts that come together; their answers
+Turn = Callable[[list[list[int]]],
+                list[list[int]]]  # serves prompts that come together; their answers
 
 
 def system_prompt(rng: random.Random, turn: Turn) -> None:
@@ -31,15 +33,19 @@ def system_prompt(rng: random.Random, turn: Turn) -> None:
 
 
 def conversation(rng: random.Random, turn: Turn) -> None:
-    """16 people talk for 8 turns; answers come from the engine, and are context in the next turn."""
+    """16 people talk for 8 turns; answers come from the engine, and are context in the next
+    turn."""
     talks = [_tokens(rng, rng.randint(30, 90)) for _ in range(16)]
     for _ in range(8):
-        talks = [talk + answer + _tokens(rng, rng.randint(10, 80))
-                 for talk, answer in zip(talks, turn(talks))]
+        talks = [
+            talk + answer + _tokens(rng, rng.randint(10, 80))
+            for talk, answer in zip(talks, turn(talks))
+        ]
 
 
 def tree_of_thought(rng: random.Random, turn: Turn) -> None:
-    """A problem of 300 tokens, and four levels on which every node has three thoughts of about 40 tokens."""
+    """A problem of 300 tokens, and four levels on which every node has three thoughts of about 40
+    tokens."""
     level = [_tokens(rng, 300)]
     for _ in range(4):
         turn(level)
@@ -47,7 +53,9 @@ def tree_of_thought(rng: random.Random, turn: Turn) -> None:
     turn(level)
 
 
-LOADS = {"system prompt": system_prompt, "conversation": conversation, "tree of thought": tree_of_thought}
+LOADS = {
+    "system prompt": system_prompt, "conversation": conversation, "tree of thought": tree_of_thought
+}
 
 
 def _tokens(rng: random.Random, n: int) -> list[int]:
@@ -64,19 +72,22 @@ class Stopwatch:
         cache.pool.on_allocate = cache.forget
 
     def _timed(self, method):
+
         def timed(*arguments):
             start = time.perf_counter()
             result = method(*arguments)
             self.seconds += time.perf_counter() - start
             return result
+
         return timed
 
 
 def measure(load: Callable, cache: str, block_size: int) -> dict:
-    """Serve a load from a pool of 60,000 tokens, with answers of 24; returns its hit rate (share of prompt tokens
-    found) and what the cache cost."""
-    engine = Engine(EngineConfig(num_blocks=60_000 // block_size, block_size=block_size,
-                                 max_model_len=8192, prefix_cache=cache), NoModel())
+    """Serve a load from a pool of 60,000 tokens, with answers of 24; returns its hit rate (share of
+    prompt tokens found) and what the cache cost."""
+    engine = Engine(
+        EngineConfig(num_blocks=60_000 // block_size, block_size=block_size, max_model_len=8192,
+                     prefix_cache=cache), NoModel())
     watch = Stopwatch(engine.prefix_cache)
     served = []
 
@@ -90,9 +101,11 @@ def measure(load: Callable, cache: str, block_size: int) -> dict:
 
     load(random.Random(0), turn)
     tokens = sum(len(output.prompt_token_ids) for output in served)
-    return {"requests": len(served), "prompt_tokens": tokens,
-            "hit_rate": sum(output.num_cached_tokens for output in served) / tokens,
-            "seconds": watch.seconds, "cached_blocks": len(engine.prefix_cache)}
+    return {
+        "requests": len(served), "prompt_tokens": tokens,
+        "hit_rate": sum(output.num_cached_tokens for output in served) / tokens,
+        "seconds": watch.seconds, "cached_blocks": len(engine.prefix_cache)
+    }
 
 
 def measurements(block_sizes=(16, 1)) -> Iterator[dict]:
@@ -100,18 +113,23 @@ def measurements(block_sizes=(16, 1)) -> Iterator[dict]:
     for name, load in LOADS.items():
         for block_size in block_sizes:
             for cache in PREFIX_CACHES:
-                yield {"load": name, "cache": cache, "block_size": block_size,
-                       **measure(load, cache, block_size)}
+                yield {
+                    "load": name, "cache": cache, "block_size": block_size, **measure(
+                        load, cache, block_size)
+                }
 
 
 def main(argv: list[str]) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(prog="python -m paged bench prefix",
-                                     description="Hit rate and cost of the two prefix caches on three loads.")
+    parser = argparse.ArgumentParser(
+        prog="python -m paged bench prefix",
+        description="Hit rate and cost of the two prefix caches on three loads.")
     parser.add_argument("--block-sizes", type=int, nargs="+", default=[16, 1], help="(%(default)s)")
     parser.add_argument("--save", metavar="FILE", help="also save the figures, as JSON")
     args = parser.parse_args(argv)
-    print("load             block  cache  requests  prompt tokens  hit rate  us a request  us a prompt token")
+    print(
+        "load             block  cache  requests  prompt tokens  hit rate  us a request  us a prompt token"
+    )
     rows = []
     for row in measurements(args.block_sizes):
         rows.append(row)
@@ -121,5 +139,7 @@ def main(argv: list[str]) -> None:
               f"  {1e6 * row['seconds'] / row['prompt_tokens']:>17.2f}")
     if args.save:
         from paged.bench.common import machine
-        record = {**machine(" ".join(["python -m paged bench prefix", *argv])), "measurements": rows}
+        record = {
+            **machine(" ".join(["python -m paged bench prefix", *argv])), "measurements": rows
+        }
         Path(args.save).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

@@ -2,8 +2,9 @@
 
     python -m paged.bench.recompute [--output FILE]
 
-Both loops run the package's decoder at the shapes of Qwen3-0.6B, on one request, and produce the same tokens.
-They differ in nothing but which tokens go through the decoder, and in where its attention finds K and V.
+Both loops run the package's decoder at the shapes of Qwen3-0.6B, on one request, and produce the
+same tokens. They differ in nothing but which tokens go through the decoder, and in where its
+attention finds K and V.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     mask = None
     if 1 < len(q) < len(k):
         mask = torch.ones(len(q), len(k), dtype=torch.bool, device=q.device).tril(len(k) - len(q))
-    out = F.scaled_dot_product_attention(*(x.transpose(0, 1)[None] for x in (q, k, v)), attn_mask=mask,
-                                         is_causal=len(q) == len(k), enable_gqa=True)
+    out = F.scaled_dot_product_attention(*(x.transpose(0, 1)[None] for x in (q, k, v)),
+                                         attn_mask=mask, is_causal=len(q) == len(k),
+                                         enable_gqa=True)
     return out[0].transpose(0, 1)
 
 
@@ -91,27 +93,35 @@ def step_seconds(steps: Iterator[Tensor]) -> list[float]:
 
 
 def measure() -> dict:
-    """On a GPU in bf16: 20 steps in a fresh process, then warm; and one step over the context's length."""
-    # cuDNN's attention prepares a plan for every new length, tens of milliseconds each: use another kernel.
+    """On a GPU in bf16: 20 steps in a fresh process, then warm; and one step over the context's
+    length."""
+    # cuDNN's attention prepares a plan for every new length, tens of milliseconds each: use another
+    # kernel.
     torch.backends.cuda.enable_cudnn_sdp(False)
     loops = {"without": decode_without_cache, "with": decode_with_cache}
     place = {"device": "cuda", "dtype": torch.bfloat16}
 
     def run(decoder, loop, context, steps):
         prompt = torch.arange(context, device=place["device"]) % decoder.config.vocab_size
-        return step_seconds(loops[loop](decoder, prompt, steps + 1))[1:]  # the first step is the prefill
+        return step_seconds(loops[loop](decoder, prompt,
+                                        steps + 1))[1:]  # the first step is the prefill
 
     contexts = [50, 200, 500]
     decoder = random_decoder(qwen3_shapes(1), **place)
     cold = {loop: [sum(run(decoder, loop, n, 20)) for n in contexts] for loop in loops}
-    warm = {loop: [[sum(run(decoder, loop, n, 20)) for _ in range(20)] for n in contexts] for loop in loops}
+    warm = {
+        loop: [[sum(run(decoder, loop, n, 20)) for _ in range(20)] for n in contexts]
+        for loop in loops
+    }
 
-    lengths = [2 ** i for i in range(6, 16)]
+    lengths = [2**i for i in range(6, 16)]
     decoder = random_decoder(qwen3_shapes(28), **place)
-    for _ in range(2):                                     # the first round warms up
+    for _ in range(2):  # the first round warms up
         curve = {loop: [run(decoder, loop, n, 9) for n in lengths] for loop in loops}
-    return {"contexts": contexts, "steps": 20, "cold_s": cold, "warm_s": warm,
-            "curve": {"num_layers": 28, "contexts": lengths, "step_s": curve}}
+    return {
+        "contexts": contexts, "steps": 20, "cold_s": cold, "warm_s": warm,
+        "curve": {"num_layers": 28, "contexts": lengths, "step_s": curve}
+    }
 
 
 def main() -> None:
@@ -122,7 +132,9 @@ def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("this measures a GPU and there is none here; the chapter itself times the CPU")
     record = machine("python -m paged.bench.recompute") | {
-        "dtype": "bfloat16", "model": "Qwen3-0.6B shapes, random weights, vocabulary 1,024", **measure()}
+        "dtype": "bfloat16", "model": "Qwen3-0.6B shapes, random weights, vocabulary 1,024",
+        **measure()
+    }
     # A line for each entry: a change of the record stays readable in a diff.
     lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in record.items()]
     text = "{\n" + ",\n".join(lines) + "\n}"

@@ -1,9 +1,11 @@
 """Tokens a second, end to end: `python -m paged bench workload`.
 
-The workload of nano-vllm's benchmark: 256 prompts of 100 to 1,024 random tokens, 100 to 1,024 generated tokens each,
-temperature 0.6, end-of-sequence ignored, on Qwen3-0.6B shapes with random weights. Beside it: 1, 8 and 32 requests at
-once, the time to the first token of a short prompt, how long decodes wait while long prompts arrive, and, on a GPU,
-where the time of a decode step goes. On a CPU the defaults are smaller, and with --layers 2 it takes a minute or two.
+The workload of nano-vllm's benchmark: 256 prompts of 100 to 1,024 random tokens, 100 to 1,024
+generated tokens each, temperature 0.6, end-of-sequence ignored, on Qwen3-0.6B shapes with random
+weights. Beside it: 1, 8 and 32 requests at once, the time to the first token of a short prompt, how
+    long decodes wait while long prompts arrive, and, on a GPU,
+where the time of a decode step goes. On a CPU the defaults are smaller, and with --layers 2 it
+takes a minute or two.
 """
 
 from __future__ import annotations
@@ -30,9 +32,12 @@ from paged.models.loader import Loaded, room_for_weights, use_device
 from paged.sampling import SamplingParams
 from paged.startup import Speedups
 
-VOCABULARY = 10_000                                         # token ids that prompts are drawn from
-ABLATIONS = {"everything": {}, "no narrow products": {"narrow_products": False}, "in step": {"run_ahead": False},
-             "no graphs": {"graphs": False}, "plain PyTorch kernels": {"fused": False}}
+VOCABULARY = 10_000  # token ids that prompts are drawn from
+ABLATIONS = {
+    "everything": {}, "no narrow products": {"narrow_products": False},
+    "in step": {"run_ahead": False}, "no graphs": {"graphs": False},
+    "plain PyTorch kernels": {"fused": False}
+}
 
 
 def random_model(config: ModelConfig, device: str | torch.device, dtype: torch.dtype) -> Loaded:
@@ -45,12 +50,16 @@ def random_model(config: ModelConfig, device: str | torch.device, dtype: torch.d
     return Loaded(decoder, config, None, set(), 0)
 
 
-def workload(num_requests: int = 256, low: int = 100, high: int = 1024) -> tuple[list[list[int]], list[SamplingParams]]:
+def workload(num_requests: int = 256, low: int = 100,
+             high: int = 1024) -> tuple[list[list[int]], list[SamplingParams]]:
     """The prompts, and what each asks for."""
     rng = random.Random(0)
-    prompts = [[rng.randint(0, VOCABULARY) for _ in range(rng.randint(low, high))] for _ in range(num_requests)]
-    return prompts, [SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=rng.randint(low, high))
-                     for _ in range(num_requests)]
+    prompts = [[rng.randint(0, VOCABULARY) for _ in range(rng.randint(low, high))]
+               for _ in range(num_requests)]
+    return prompts, [
+        SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=rng.randint(low, high))
+        for _ in range(num_requests)
+    ]
 
 
 def with_other_first_tokens(prompts: list[list[int]], shift: int) -> list[list[int]]:
@@ -59,7 +68,8 @@ def with_other_first_tokens(prompts: list[list[int]], shift: int) -> list[list[i
 
 
 def tokens_per_second(llm: LLM, prompts, params, runs: int = 2) -> list[float]:
-    """Output tokens a second of each run, after one warm-up run; every run begins its prompts differently."""
+    """Output tokens a second of each run, after one warm-up run; every run begins its prompts
+    differently."""
     rates = []
     for run in range(runs + 1):
         fresh = with_other_first_tokens(prompts, run)
@@ -71,7 +81,8 @@ def tokens_per_second(llm: LLM, prompts, params, runs: int = 2) -> list[float]:
 
 
 def steps_of_a_run(llm: LLM, prompts, params) -> list[tuple[int, int, float]]:
-    """Every step of one run: its tokens, its requests, and the milliseconds until the engine was ready for the next."""
+    """Every step of one run: its tokens, its requests, and the milliseconds until the engine was
+    ready for the next."""
     engine, sizes, steps = llm.engine, [], []
     launch = engine._launch
 
@@ -100,21 +111,27 @@ def at_once(llm: LLM, num_requests: int, num_tokens: int) -> dict:
     prompts = [[(17 * i + j) % VOCABULARY for j in range(16)] for i in range(num_requests)]
     params = SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=num_tokens)
     rates = tokens_per_second(llm, prompts, params, runs=5)
-    return {"requests": num_requests, "tokens_per_s": rates, "step_ms": [1e3 * num_requests / rate for rate in rates]}
+    return {
+        "requests": num_requests, "tokens_per_s": rates,
+        "step_ms": [1e3 * num_requests / rate for rate in rates]
+    }
 
 
 def time_to_first_token(llm: LLM, repetitions: int = 20) -> list[float]:
-    """Milliseconds from a request's arrival to its first token: a 16-token prompt, an idle engine."""
+    """Milliseconds from a request's arrival to its first token: a 16-token prompt, an idle
+    engine."""
     times = []
     for i in range(repetitions + 3):
         prompt = [(1000 + 31 * i + j) % VOCABULARY for j in range(16)]
-        (output,) = llm.generate([prompt], SamplingParams(max_tokens=2, ignore_eos=True), use_tqdm=False)
+        (output,) = llm.generate([prompt], SamplingParams(max_tokens=2, ignore_eos=True),
+                                 use_tqdm=False)
         times.append(1e3 * output.metrics.time_to_first_token)
     return times[3:]
 
 
 def gaps_while_prompts_arrive(llm: LLM, num_decoding: int = 16, prompt: int = 2048) -> dict:
-    """Milliseconds between the tokens of decoding requests, before and while two long prompts arrive."""
+    """Milliseconds between the tokens of decoding requests, before and while two long prompts
+    arrive."""
     engine = llm.engine
     params = SamplingParams(max_tokens=200, ignore_eos=True)
     for i in range(num_decoding):
@@ -133,21 +150,25 @@ def gaps_while_prompts_arrive(llm: LLM, num_decoding: int = 16, prompt: int = 20
                         gaps.append(1e3 * (now - last[output.request_id]))
                     last[output.request_id] = now
             step += 1
-    return {"decoding": num_decoding, "prompt_tokens": prompt, "longest_ms": max(gaps),
-            "median_ms": statistics.median(gaps), "gaps_ms": gaps}
+    return {
+        "decoding": num_decoding, "prompt_tokens": prompt, "longest_ms": max(gaps),
+        "median_ms": statistics.median(gaps), "gaps_ms": gaps
+    }
 
 
 def step_split(llm: LLM, num_requests: int, context: int, steps: int = 20) -> dict:
-    """Milliseconds of a decode step: as the clock sees it, in the parts of the engine on the CPU, and in kernels.
+    """Milliseconds of a decode step: as the clock sees it, in the parts of the engine on the CPU,
+    and in kernels.
 
-    Kernels come from PyTorch's profiler, in steps of their own (`kernel_split`); the clock runs without it.
+    Kernels come from PyTorch's profiler, in steps of their own (`kernel_split`); the clock runs
+    without it.
     """
     engine = llm.engine
     for i in range(num_requests):
         engine.add_request([(i * 11 + j) % VOCABULARY for j in range(context)],
                            SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=200))
-    while any(request.num_computed_tokens < request.num_prompt_tokens + 3 for request in
-              engine.scheduler.running) or engine.scheduler.waiting:
+    while any(request.num_computed_tokens < request.num_prompt_tokens + 3
+              for request in engine.scheduler.running) or engine.scheduler.waiting:
         engine.step()
     clock = clock_split(engine, steps)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -155,26 +176,34 @@ def step_split(llm: LLM, num_requests: int, context: int, steps: int = 20) -> di
             engine.step()
         torch.cuda.synchronize()
     engine.reset()
-    return {"requests": num_requests, "context": context, **clock, **kernel_split(profile.events(), steps)}
+    return {
+        "requests": num_requests, "context": context, **clock, **kernel_split(
+            profile.events(), steps)
+    }
 
 
 def clock_split(engine: Engine, steps: int) -> dict:
     """Milliseconds of a step, and of it in the parts of the engine.
 
-    `collect` is mostly waiting for the GPU; the others are work of the CPU. It runs a step ahead: while it
-    schedules and launches one step, the GPU is at the one before, so that CPU and kernels do not add up.
+    `collect` is mostly waiting for the GPU; the others are work of the CPU. It runs a step ahead:
+    while it schedules and launches one step, the GPU is at the one before, so that CPU and kernels
+    do not add up.
     """
-    parts = {"schedule": (engine.scheduler, "schedule"), "launch": (engine, "_launch"),
-             "collect": (engine, "_collect"), "update": (engine, "_update")}
+    parts = {
+        "schedule": (engine.scheduler, "schedule"), "launch": (engine, "_launch"),
+        "collect": (engine, "_collect"), "update": (engine, "_update")
+    }
     originals = {name: getattr(*place) for name, place in parts.items()}
     seconds = dict.fromkeys(parts, 0.0)
 
     def timing(name):
+
         def call(*args):
             start = time.perf_counter()
             result = originals[name](*args)
             seconds[name] += time.perf_counter() - start
             return result
+
         return call
 
     for name, place in parts.items():
@@ -189,7 +218,11 @@ def clock_split(engine: Engine, steps: int) -> dict:
     finally:
         for name, place in parts.items():
             setattr(*place, originals[name])
-    return {"step_ms": 1e3 * wall / steps, "cpu_ms": {name: 1e3 * part / steps for name, part in seconds.items()}}
+    return {
+        "step_ms": 1e3 * wall / steps,
+        "cpu_ms": {name: 1e3 * part / steps
+                   for name, part in seconds.items()}
+    }
 
 
 def _wait_for_gpu() -> None:
@@ -200,16 +233,18 @@ def _wait_for_gpu() -> None:
 def kernel_split(events: Iterable, steps: int) -> dict:
     """Milliseconds a step in each kind of kernel, from the events of a profile of so many steps.
 
-    A kernel may start while the one before it still runs, and wait: `kernels_ms` adds up what each lasted, and may
-    exceed the step. In `busy_ms` every instant counts once, for the kernel that began first, so that the sum is
-    the time the GPU was busy; `profiled_ms` is the time from the first kernel to the end of the last.
+    A kernel may start while the one before it still runs, and wait: `kernels_ms` adds up what each
+        lasted, and may
+    exceed the step. In `busy_ms` every instant counts once, for the kernel that began first, so
+    that the sum is the time the GPU was busy; `profiled_ms` is the time from the first kernel to
+    the end of the last.
     """
     kernels = sorted((event.time_range.start, event.time_range.end, event.name) for event in events
                      if event.device_type == torch.autograd.DeviceType.CUDA)
     lasted: dict[str, float] = {}
     busy: dict[str, float] = {}
     by_name: dict[str, list[float]] = {}
-    reached = 0.0                                           # microseconds, as all times of the profiler
+    reached = 0.0  # microseconds, as all times of the profiler
     for start, end, name in kernels:
         kind, ms = _kind(name), (end - start) / 1e3 / steps
         lasted[kind] = lasted.get(kind, 0) + ms
@@ -219,18 +254,23 @@ def kernel_split(events: Iterable, steps: int) -> dict:
         entry[0] += 1 / steps
         entry[1] += ms
     top = sorted(by_name.items(), key=lambda item: -item[1][1])[:14]
-    return {"kernels_ms": lasted, "busy_ms": busy, "profiled_ms": (reached - kernels[0][0]) / 1e3 / steps,
-            "top_kernels": [[name, *numbers] for name, numbers in top]}
+    return {
+        "kernels_ms": lasted, "busy_ms": busy,
+        "profiled_ms": (reached - kernels[0][0]) / 1e3 / steps,
+        "top_kernels": [[name, *numbers] for name, numbers in top]
+    }
 
 
 def _kind(name: str) -> str:
     """Which part of a step a kernel belongs to, by its name."""
-    for kind, words in {"attention": ("_decode_kernel", "_prefill_kernel", "flash", "Flash", "fmha"),
-                        "sampling": ("_weigh_slices", "_draw", "_best_of"), "copies": ("Memcpy", "Memset"),
-                        "norm, rotary, store, activation": ("norm", "_store_kernel", "_silu_mul"),
-                        "products": ("_product_kernel", "_qkv_kernel", "gemm", "gemv", "nvjet", "cutlass", "splitK",
-                                     "cublas"),
-                        }.items():
+    for kind, words in {
+            "attention": ("_decode_kernel", "_prefill_kernel", "flash", "Flash", "fmha"),
+            "sampling": ("_weigh_slices", "_draw", "_best_of"),
+            "copies": ("Memcpy", "Memset"),
+            "norm, rotary, store, activation": ("norm", "_store_kernel", "_silu_mul"),
+            "products": ("_product_kernel", "_qkv_kernel", "gemm", "gemv", "nvjet", "cutlass",
+                         "splitK", "cublas"),
+    }.items():
         if any(word in name for word in words):
             return kind
     return "other"
@@ -240,7 +280,8 @@ def main(argv: list[str] | None = None) -> int:
     """Measure, print a summary, and write the record where --output says."""
     parser = argparse.ArgumentParser(prog="python -m paged bench workload", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 and so on, or auto (%(default)s)")
+    parser.add_argument("--device", default="auto",
+                        help="cpu, cuda, cuda:1 and so on, or auto (%(default)s)")
     parser.add_argument("--block-size", type=int, default=16, help="tokens a block (%(default)s)")
     parser.add_argument("--budget", type=int, default=16384,
                         help="tokens of a step (%(default)s, as in nano-vllm's benchmark)")
@@ -248,46 +289,57 @@ def main(argv: list[str] | None = None) -> int:
                         help="tokens of a step where decodes must not wait (%(default)s)")
     parser.add_argument("--layers", type=int, default=28, help="layers of the model (%(default)s)")
     parser.add_argument("--requests", type=int, help="requests of the workload (256; on a CPU 4)")
-    parser.add_argument("--longest", type=int, help="tokens of its longest prompts and answers (1024; on a CPU 64)")
-    parser.add_argument("--tokens", type=int, help="tokens of each of 1, 8 and 32 requests at once (512; on a CPU 8)")
-    parser.add_argument("--ablations", action="store_true", help="also with each speed-up switched off")
+    parser.add_argument("--longest", type=int,
+                        help="tokens of its longest prompts and answers (1024; on a CPU 64)")
+    parser.add_argument("--tokens", type=int,
+                        help="tokens of each of 1, 8 and 32 requests at once (512; on a CPU 8)")
+    parser.add_argument("--ablations", action="store_true",
+                        help="also with each speed-up switched off")
     parser.add_argument("--output", type=Path, help="JSON file to write")
     args = parser.parse_args(argv)
     device = use_device(args.device)
     on_gpu = device.type == "cuda"
-    for name, default in {"requests": 256 if on_gpu else 4, "longest": 1024 if on_gpu else 64,
-                          "tokens": 512 if on_gpu else 8}.items():
+    for name, default in {
+            "requests": 256 if on_gpu else 4, "longest": 1024 if on_gpu else 64,
+            "tokens": 512 if on_gpu else 8
+    }.items():
         if getattr(args, name) is None:
             setattr(args, name, default)
-    for name in ("block_size", "budget", "latency_budget", "layers", "requests", "longest", "tokens"):
+    for name in ("block_size", "budget", "latency_budget", "layers", "requests", "longest",
+                 "tokens"):
         whole_number("--" + name.replace("_", "-"), getattr(args, name), least=1)
     check_output(args.output)
     record = machine("python -m paged bench workload" + (" --ablations" if args.ablations else "")
                      + ("" if args.block_size == 16 else f" --block-size {args.block_size}"))
     dtype = torch.bfloat16 if on_gpu else torch.float32
     loaded = random_model(replace(QWEN3_0_6B, num_layers=args.layers), device, dtype)
-    record |= {"model": f"Qwen3-0.6B shapes, {args.layers} layers, random weights", "dtype": str(dtype)[6:],
-               "longest": args.longest, "at_once_tokens": args.tokens, "block_size": args.block_size,
-               "max_num_batched_tokens": args.budget, "latency_budget": args.latency_budget}
+    record |= {
+        "model": f"Qwen3-0.6B shapes, {args.layers} layers, random weights",
+        "dtype": str(dtype)[6:], "longest": args.longest, "at_once_tokens": args.tokens,
+        "block_size": args.block_size, "max_num_batched_tokens": args.budget,
+        "latency_budget": args.latency_budget
+    }
     prompts, params = workload(args.requests, min(100, (args.longest + 3) // 4), args.longest)
     record["input_tokens"] = sum(map(len, prompts))
     record["output_tokens"] = sum(p.max_tokens for p in params)
 
     def engine(budget: int, **switched_off) -> LLM:
         start = time.perf_counter()
-        llm = LLM(loaded, block_size=args.block_size, max_num_batched_tokens=budget,
-                  max_model_len=max(4096, 2 * args.longest + 200), speedups=Speedups(**switched_off))
+        llm = LLM(loaded,
+                  block_size=args.block_size, max_num_batched_tokens=budget, max_model_len=max(
+                      4096, 2 * args.longest + 200), speedups=Speedups(**switched_off))
         record.setdefault("start_up_s", []).append(time.perf_counter() - start)
         record.setdefault("start_up_phases_s", []).append(llm.start_up)
         return llm
 
-    jobs = tqdm(total=7 + on_gpu + len(ABLATIONS) * args.ablations, desc="Measuring", dynamic_ncols=True)
+    jobs = tqdm(total=7 + on_gpu + len(ABLATIONS) * args.ablations, desc="Measuring",
+                dynamic_ncols=True)
 
     def done(name: str, value, summary: str) -> None:
         record[name] = value
         jobs.update()
         tqdm.write(f"{name:<28}{summary}")
-        if args.output:                                    # after each part, so that nothing measured is lost
+        if args.output:  # after each part, so that nothing measured is lost
             args.output.write_text(json.dumps(record), encoding="utf-8")
 
     llm = engine(args.budget)
@@ -303,12 +355,16 @@ def main(argv: list[str] | None = None) -> int:
     steps = steps_of_a_run(llm, prompts, params)
     done("steps", steps, f"{len(steps)} steps, {sum(step[2] for step in steps) / 1e3:.2f} s")
     if on_gpu:
-        splits = [step_split(llm, n, context) for n, context in ((1, 128), (32, 256), (128, 700), (256, 700))]
+        splits = [
+            step_split(llm, n, context)
+            for n, context in ((1, 128), (32, 256), (128, 700), (256, 700))
+        ]
         done("step_split", splits, "\n".join(json.dumps(split) for split in splits))
     del llm
     llm = engine(args.latency_budget)
     result = gaps_while_prompts_arrive(llm, prompt=2 * args.longest)
-    done("gaps", result, f"longest {result['longest_ms']:.2f} ms, median {result['median_ms']:.2f} ms")
+    done("gaps", result,
+         f"longest {result['longest_ms']:.2f} ms, median {result['median_ms']:.2f} ms")
     del llm
     if args.ablations:
         some = prompts[:max(1, args.requests // 2)]
@@ -316,12 +372,16 @@ def main(argv: list[str] | None = None) -> int:
         record["ablations"] = {}
         for name, switched_off in ABLATIONS.items():
             llm = engine(args.budget, **switched_off)
-            entry = {"requests": len(some), "max_tokens": short.max_tokens,
-                     "tokens_per_s": tokens_per_second(llm, some, short),
-                     "one_tokens_per_s": at_once(llm, 1, short.max_tokens)["tokens_per_s"]}
+            entry = {
+                "requests": len(some), "max_tokens": short.max_tokens,
+                "tokens_per_s": tokens_per_second(llm, some, short), "one_tokens_per_s": at_once(
+                    llm, 1, short.max_tokens)["tokens_per_s"]
+            }
             record["ablations"][name] = entry
             del llm
-            done("ablations", record["ablations"], f"{name}: {entry['tokens_per_s'][-1]:,.0f} tokens/s, one request "
-                                                   f"{entry['one_tokens_per_s'][-1]:,.0f}")
+            done(
+                "ablations", record["ablations"],
+                f"{name}: {entry['tokens_per_s'][-1]:,.0f} tokens/s, one request "
+                f"{entry['one_tokens_per_s'][-1]:,.0f}")
     jobs.close()
     return 0

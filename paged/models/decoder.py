@@ -1,8 +1,10 @@
 """One decoder for Llama, Qwen2, Qwen2.5 and Qwen3, for inference only.
 
-It turns token ids and positions into hidden states. The tokens of all requests of a step lie one after
-another, with no batch dimension and no padding. Which tokens may see which others is none of its
-business: at each layer it hands Q, K and V to `attend`, and whoever runs the model decides what that
+It turns token ids and positions into hidden states. The tokens of all requests of a step lie one
+after another, with no batch dimension and no padding. Which tokens may see which others is none of
+its
+business: at each layer it hands Q, K and V to `attend`, and whoever runs the model decides what
+    that
 means (a paged cache in the engine, plain SDPA in a test). Nothing here knows of blocks or slots.
 
     ids -> embed -> layers x [ norm, QKV, rotary, attend, out  +  norm, gate and up, down ] -> norm -> hidden
@@ -34,10 +36,11 @@ class Linear(nn.Module):
     def pack(self) -> None:
         """Reorder the weight into oneDNN's own layout, which the row-major one is given up for.
 
-        With one token or a few, a float32 product on the CPU costs what reading the weight costs, and
-        reading it in the order in which the kernel consumes it is two to three times faster.
+        With one token or a few, a float32 product on the CPU costs what reading the weight costs,
+        and reading it in the order in which the kernel consumes it is two to three times faster.
         """
-        if self.weight.device.type == "cpu" and self.weight.dtype == torch.float32 and _has_onednn():
+        if self.weight.device.type == "cpu" and self.weight.dtype == torch.float32 and _has_onednn(
+        ):
             self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, None)
             self.weight = None
 
@@ -54,9 +57,11 @@ class Layer(nn.Module):
         super().__init__()
         c, at = config, {"device": device, "dtype": dtype}
         self.index, self.config = index, config
-        self.turned = c.num_heads + c.num_kv_heads  # heads that rotary embedding turns: Q and K, not V
+        # Heads that rotary embedding turns: Q and K, not V
+        self.turned = c.num_heads + c.num_kv_heads
         self.attention_norm = _weight(c.hidden_size, **at)
-        self.qkv = Linear(c.hidden_size, (self.turned + c.num_kv_heads) * c.head_dim, c.attention_bias, **at)
+        self.qkv = Linear(c.hidden_size, (self.turned + c.num_kv_heads) * c.head_dim,
+                          c.attention_bias, **at)
         self.q_norm = _weight(c.head_dim, **at) if c.qk_norm else None
         self.k_norm = _weight(c.head_dim, **at) if c.qk_norm else None
         self.out = Linear(c.num_heads * c.head_dim, c.hidden_size, False, **at)
@@ -87,10 +92,12 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = _weight(config.vocab_size, config.hidden_size, device=device, dtype=dtype)
-        self.layers = nn.ModuleList(Layer(config, i, device, dtype) for i in range(config.num_layers))
+        self.layers = nn.ModuleList(
+            Layer(config, i, device, dtype) for i in range(config.num_layers))
         self.norm = _weight(config.hidden_size, device=device, dtype=dtype)
         tied = config.tie_word_embeddings
-        self.head = Linear(config.hidden_size, config.vocab_size, False, "meta" if tied else device, dtype)
+        self.head = Linear(config.hidden_size, config.vocab_size, False, "meta" if tied else device,
+                           dtype)
         if tied:
             self.head.weight = self.embedding
         self.register_buffer("frequencies", rotary_frequencies(config).to(device), persistent=False)
@@ -98,8 +105,8 @@ class Decoder(nn.Module):
     def forward(self, input_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Hidden states [N, hidden] of input_ids [N] standing at positions [N].
 
-        attend(layer, q, k, v) gets q [N, num_heads, head_dim] and k, v [N, num_kv_heads, head_dim], q and k
-        turned by their positions, and returns the attention output in the shape of q.
+        attend(layer, q, k, v) gets q [N, num_heads, head_dim] and k, v [N, num_kv_heads, head_dim],
+        q and k turned by their positions, and returns the attention output in the shape of q.
         """
         x = F.embedding(input_ids, self.embedding)
         cos, sin = self.rotation(positions)
@@ -112,20 +119,23 @@ class Decoder(nn.Module):
         return self.head(hidden).float()
 
     def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin [N, 1, head_dim] for `rotate`, in float32; the first half of sin is negated for it."""
+        """cos and sin [N, 1, head_dim] for `rotate`, in float32; the first half of sin is negated
+        for it."""
         angles = positions.float()[:, None] * self.frequencies
         cos, sin = angles.cos(), angles.sin()
         return torch.cat((cos, cos), -1)[:, None], torch.cat((-sin, sin), -1)[:, None]
 
     def pack(self) -> Decoder:
-        """Reorder all weights for fast products on the CPU, once they are loaded. Elsewhere, nothing."""
+        """Reorder all weights for fast products on the CPU, once they are loaded. Elsewhere,
+        nothing."""
         for module in self.modules():
             if isinstance(module, Linear):
                 module.pack()
         return self
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
-        """Where each tensor of a Hugging Face checkpoint goes: its name, and a view of a weight here.
+        """Where each tensor of a Hugging Face checkpoint goes: its name, and a view of a weight
+        here.
 
         Fused weights are stacks of rows, so copying into a view is all that loading has to do.
         """
@@ -154,7 +164,8 @@ class Decoder(nn.Module):
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Scale x to a root mean square of 1 over its last dimension (computed in float32), then by weight.
+    """Scale x to a root mean square of 1 over its last dimension (computed in float32), then by
+    weight.
 
     Zhang and Sennrich 2019. Returns a new tensor: the residual stream x is still needed.
     """
@@ -162,9 +173,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of x [N, heads, head_dim] (Su et al. 2021), the pair of i being i + head_dim / 2.
+    """Rotary embedding of x [N, heads, head_dim] (Su et al. 2021), the pair of i being i + head_dim
+    / 2.
 
-        (a, b) -> (a cos - b sin, b cos + a sin): rolling by half a head brings each number's partner to it.
+        (a, b) -> (a cos - b sin, b cos + a sin): rolling by half a head brings each number's
+        partner to it.
     """
     wide = x.float()
     return torch.addcmul(wide * cos, wide.roll(x.shape[-1] // 2, -1), sin).to(x.dtype)
@@ -173,28 +186,31 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def rotary_frequencies(config: ModelConfig) -> Tensor:
     """Radians a position, float32 [head_dim / 2], after the config's scaling for long contexts."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    frequencies = 1.0 / config.rope_theta ** exponents
+    frequencies = 1.0 / config.rope_theta**exponents
     scaling = config.rope_scaling
     if scaling is None:
         return frequencies
     slowed = frequencies / scaling["factor"]
     if scaling["rope_type"] == "linear":
         return slowed
-    # Llama 3: waves short against the original context stay, long ones are slowed, and between the two
-    # bounds (in turns over the original context) the two are blended.
+    # Llama 3: waves short against the original context stay, long ones are slowed, and between the
+    # two bounds (in turns over the original context) the two are blended.
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     turns = scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi)
     keep = ((turns - low) / (high - low)).clamp(0, 1)
     return keep * frequencies + (1 - keep) * slowed
 
 
-def random_decoder(config: ModelConfig, seed: int = 0, device="cpu", dtype=torch.float32) -> Decoder:
-    """A decoder with random weights, the same ones for a seed on every device. For tests and measurements."""
+def random_decoder(config: ModelConfig, seed: int = 0, device="cpu",
+                   dtype=torch.float32) -> Decoder:
+    """A decoder with random weights, the same ones for a seed on every device. For tests and
+    measurements."""
     decoder = Decoder(config, device, dtype)
     generator = torch.Generator().manual_seed(seed)
     for name, place in decoder.checkpoint_tensors().items():
         values = torch.randn(place.shape, generator=generator)
-        place.copy_(1 + 0.1 * values if name.endswith("norm.weight") else values / math.sqrt(place.shape[-1]))
+        place.copy_(1 + 0.1 * values if name.endswith("norm.weight") else values
+                    / math.sqrt(place.shape[-1]))
     return decoder.pack()
 
 

@@ -3,6 +3,7 @@ def kv_bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, dtype_
     raise NotImplementedError
 
 
-def concurrent_requests(budget_bytes: int, bytes_per_token: int, context: int, block_size: int) -> int:
+def concurrent_requests(budget_bytes: int, bytes_per_token: int, context: int,
+                        block_size: int) -> int:
     """Requests of `context` tokens that fit the budget when each holds whole blocks."""
     raise NotImplementedError

@@ -2,7 +2,8 @@ def utilization_reserved(requests: list[tuple[int, int]], max_model_len: int) ->
     """Share of the rows that is used when every request reserves max_model_len rows."""
     for prompt, output in requests:
         if prompt + output > max_model_len:
-            raise ValueError(f"a request of {prompt + output} tokens is longer than {max_model_len}")
+            raise ValueError(
+                f"a request of {prompt + output} tokens is longer than {max_model_len}")
     return _share(requests, len(requests) * max_model_len)
 
 

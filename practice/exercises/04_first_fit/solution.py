@@ -3,10 +3,11 @@ class FirstFit:
 
     def __init__(self, size: int):
         self.size = size
-        self._pieces = {}                       # start -> length
+        self._pieces = {}  # start -> length
 
     def _holes(self):
-        """(start, length) of what lies between the pieces, in ascending order; a length may be 0."""
+        """(start, length) of what lies between the pieces, in ascending order; a length may be
+        0."""
         end = 0
         for start in sorted(self._pieces):
             yield end, start - end

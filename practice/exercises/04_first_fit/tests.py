@@ -16,8 +16,10 @@ def walk(strip, size, steps, seed):
             call = f"free({start})"
         else:
             length = rng.randint(1, size // 3)
-            expected = next((at for at in range(size - length + 1)
-                             if all(row is None for row in rows[at:at + length])), None)
+            expected = next(
+                (at for at in range(size - length + 1) if all(row is None
+                                                              for row in rows[at:at + length])),
+                None)
             got = strip.allocate(length)
             call = f"allocate({length})"
             assert got == expected, f"step {step}: {call} gave {got}, expected {expected}"

@@ -24,7 +24,8 @@ class BlockPool:
         return blocks
 
     def free(self, blocks: list[int]) -> None:
-        """Give up one reference to each block, in order; at 0 a block joins the tail of the queue."""
+        """Give up one reference to each block, in order; at 0 a block joins the tail of the
+        queue."""
         for block, count in Counter(blocks).items():
             if not 0 <= block < len(self.ref_cnt):
                 raise ValueError(f"block {block} is not in this pool of {len(self.ref_cnt)} blocks")

@@ -13,5 +13,6 @@ class BlockPool:
         raise NotImplementedError
 
     def free(self, blocks: list[int]) -> None:
-        """Give up one reference to each block, in order; at 0 a block joins the tail of the queue."""
+        """Give up one reference to each block, in order; at 0 a block joins the tail of the
+        queue."""
         raise NotImplementedError

@@ -4,7 +4,8 @@ import random
 
 
 def walk(pool, num_blocks, steps, seed):
-    """Random allocations and frees, held against a plain list as the queue. Raises AssertionError."""
+    """Random allocations and frees, held against a plain list as the queue. Raises
+    AssertionError."""
     rng = random.Random(seed)
     queue, held = list(range(num_blocks)), []
     for step in range(steps):
@@ -24,7 +25,8 @@ def walk(pool, num_blocks, steps, seed):
                 queue, held = queue[count:], held + expected
             call = f"allocate({count})"
         free = pool.num_free()
-        assert free == len(queue), f"step {step}: after {call}, {free} blocks are free, expected {len(queue)}"
+        assert free == len(
+            queue), f"step {step}: after {call}, {free} blocks are free, expected {len(queue)}"
         counts = [int(block in held) for block in range(num_blocks)]
         assert pool.ref_cnt == counts, f"step {step}: after {call}, ref_cnt is {pool.ref_cnt}, not {counts}"
     return "as expected"

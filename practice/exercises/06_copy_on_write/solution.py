@@ -38,7 +38,8 @@ class BlockPool:
         return list(block_table)
 
     def copy_on_write(self, block_table: list[int], index: int) -> tuple[int, int] | None:
-        """Make block_table[index] safe to write; (old, new) when the caller must copy, else None."""
+        """Make block_table[index] safe to write; (old, new) when the caller must copy, else
+        None."""
         old = block_table[index]
         if self.ref_cnt[old] == 1:
             return None

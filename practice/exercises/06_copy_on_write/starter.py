@@ -35,5 +35,6 @@ class BlockPool:
         raise NotImplementedError
 
     def copy_on_write(self, block_table: list[int], index: int) -> tuple[int, int] | None:
-        """Make block_table[index] safe to write; (old, new) when the caller must copy, else None."""
+        """Make block_table[index] safe to write; (old, new) when the caller must copy, else
+        None."""
         raise NotImplementedError

@@ -6,7 +6,8 @@ def grow(append_block, block_size, upto):
     table, free, at = [], list(range(100)), []
     for num_tokens in range(1, upto + 1):
         before = len(table)
-        assert append_block(table, num_tokens, block_size, free) is True, f"token {num_tokens} got no place"
+        assert append_block(table, num_tokens, block_size,
+                            free) is True, f"token {num_tokens} got no place"
         if len(table) > before:
             at.append(num_tokens)
     return at

@@ -5,11 +5,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 
 def off(paged_attention, contexts, new, heads=(8, 2), head_dim=64, block_size=4, seed=0):
-    """The largest distance from SDPA over the same K/V laid out contiguously; rounded to 4 digits."""
+    """The largest distance from SDPA over the same K/V laid out contiguously; rounded to 4
+    digits."""
     g = torch.Generator().manual_seed(seed)
     num_heads, num_kv_heads = heads
     tables, block = [[] for _ in contexts], 0
-    while any(len(t) * block_size < n for t, n in zip(tables, contexts)):       # dealt out in turn
+    while any(len(t) * block_size < n for t, n in zip(tables, contexts)):  # dealt out in turn
         for table, context in zip(tables, contexts):
             if len(table) * block_size < context:
                 table.append(block)
@@ -27,16 +28,19 @@ def off(paged_attention, contexts, new, heads=(8, 2), head_dim=64, block_size=4,
         start, end = starts[-1], starts[-1] + count
         mask = torch.arange(context) <= context - count + torch.arange(count)[:, None]
         if count:
-            expected[start:end] = scaled_dot_product_attention(
-                q[start:end].transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), attn_mask=mask,
-                scale=head_dim**-0.5, enable_gqa=True).transpose(0, 1)
+            expected[start:end] = scaled_dot_product_attention(q[start:end].transpose(0, 1),
+                                                               k.transpose(0, 1), v.transpose(0, 1),
+                                                               attn_mask=mask, scale=head_dim**-0.5,
+                                                               enable_gqa=True).transpose(0, 1)
         starts.append(end)
     before = q.clone(), k_cache.clone(), v_cache.clone()
     out = paged_attention(q, k_cache, v_cache, tables, list(contexts), starts, head_dim**-0.5)
-    for name, tensor, copy in zip(("q", "the K cache", "the V cache"), (q, k_cache, v_cache), before):
+    for name, tensor, copy in zip(("q", "the K cache", "the V cache"), (q, k_cache, v_cache),
+                                  before):
         assert torch.equal(tensor.nan_to_num(), copy.nan_to_num()), f"{name} was changed"
     assert out.shape == q.shape, f"the result has the shape {list(out.shape)}, expected {list(q.shape)}"
-    assert not out.isnan().any(), "the result holds NaN: a row was read that no token of the request owns"
+    assert not out.isnan().any(
+    ), "the result holds NaN: a row was read that no token of the request owns"
     return round((out - expected).abs().max().item(), 4) if out.numel() else 0.0
 
 

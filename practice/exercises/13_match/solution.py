@@ -6,9 +6,9 @@ class Cache:
     """A pool of blocks with a prefix cache over it."""
 
     block_size: int
-    ref_cnt: list[int]                              # holders of each block
-    free: list[int]                                 # free blocks, the next one to be handed out first
-    block_of: dict[int, int] = field(default_factory=dict)     # chained hash -> block that holds it
+    ref_cnt: list[int]  # holders of each block
+    free: list[int]  # free blocks, the next one to be handed out first
+    block_of: dict[int, int] = field(default_factory=dict)  # chained hash -> block that holds it
 
 
 def block_hashes(token_ids: list[int], block_size: int) -> list[int]:
@@ -21,9 +21,10 @@ def block_hashes(token_ids: list[int], block_size: int) -> list[int]:
 
 
 def take_blocks(token_ids: list[int], cache: Cache) -> list[tuple[str, int]] | None:
-    """Blocks for a prompt, each with the way it was got; None (and no change) if too few are free."""
+    """Blocks for a prompt, each with the way it was got; None (and no change) if too few are
+    free."""
     hits = []
-    for key in block_hashes(token_ids[:-1], cache.block_size):      # the last token is always computed
+    for key in block_hashes(token_ids[:-1], cache.block_size):  # the last token is always computed
         if key not in cache.block_of:
             break
         hits.append(cache.block_of[key])
@@ -32,7 +33,7 @@ def take_blocks(token_ids: list[int], cache: Cache) -> list[tuple[str, int]] | N
         return None
 
     taken = []
-    for block in hits:                                              # before any block is handed out anew
+    for block in hits:  # before any block is handed out anew
         if cache.ref_cnt[block]:
             taken.append(("REUSE", block))
         else:

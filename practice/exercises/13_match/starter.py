@@ -6,9 +6,9 @@ class Cache:
     """A pool of blocks with a prefix cache over it."""
 
     block_size: int
-    ref_cnt: list[int]                              # holders of each block
-    free: list[int]                                 # free blocks, the next one to be handed out first
-    block_of: dict[int, int] = field(default_factory=dict)     # chained hash -> block that holds it
+    ref_cnt: list[int]  # holders of each block
+    free: list[int]  # free blocks, the next one to be handed out first
+    block_of: dict[int, int] = field(default_factory=dict)  # chained hash -> block that holds it
 
 
 def block_hashes(token_ids: list[int], block_size: int) -> list[int]:
@@ -22,5 +22,6 @@ def block_hashes(token_ids: list[int], block_size: int) -> list[int]:
 
 # Yours from here on.
 def take_blocks(token_ids: list[int], cache: Cache) -> list[tuple[str, int]] | None:
-    """Blocks for a prompt, each with the way it was got; None (and no change) if too few are free."""
+    """Blocks for a prompt, each with the way it was got; None (and no change) if too few are
+    free."""
     raise NotImplementedError

@@ -1,4 +1,5 @@
-"""The three ways, the two prompts of the chapter, hits that are free blocks, and failures without a trace."""
+"""The three ways, the two prompts of the chapter, hits that are free blocks, and failures without a
+trace."""
 
 
 def empty(num_blocks, block_size):

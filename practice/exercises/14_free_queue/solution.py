@@ -2,7 +2,8 @@ from collections.abc import Iterable, Iterator
 
 
 class FreeQueue:
-    """Free blocks in the order in which they will be handed out; every operation takes constant time."""
+    """Free blocks in the order in which they will be handed out; every operation takes constant
+    time."""
 
     def __init__(self, blocks: Iterable[int]):
         self._next, self._before, self._length = {None: None}, {None: None}, 0
@@ -13,7 +14,7 @@ class FreeQueue:
         return self._length
 
     def __iter__(self) -> Iterator[int]:
-        block = self._next[None]                # None stands before the head and behind the tail
+        block = self._next[None]  # None stands before the head and behind the tail
         while block is not None:
             yield block
             block = self._next[block]

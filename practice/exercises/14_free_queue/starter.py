@@ -2,7 +2,8 @@ from collections.abc import Iterable, Iterator
 
 
 class FreeQueue:
-    """Free blocks in the order in which they will be handed out; every operation takes constant time."""
+    """Free blocks in the order in which they will be handed out; every operation takes constant
+    time."""
 
     def __init__(self, blocks: Iterable[int]):
         self.blocks = list(blocks)

@@ -1,4 +1,5 @@
-"""Order, membership, the order of release, and how many blocks are looked at to take one from the middle."""
+"""Order, membership, the order of release, and how many blocks are looked at to take one from the
+middle."""
 
 import random
 
@@ -16,7 +17,8 @@ class Block(int):
 
 
 def comparisons(FreeQueue, count):
-    """Comparisons made while 200 blocks are taken from the middle of a queue of `count` and put back."""
+    """Comparisons made while 200 blocks are taken from the middle of a queue of `count` and put
+    back."""
     queue = FreeQueue([Block(block) for block in range(count)])
     Block.compared = 0
     for block in range(count // 2, count // 2 + 200):
@@ -44,8 +46,11 @@ def walk(queue, num_blocks, steps, seed):
             block = expected.pop(rng.randrange(len(expected)))
             queue.remove(block)
             out.append(block)
-        assert list(queue) == expected, f"step {step}, {way}: the queue is {list(queue)}, expected {expected}"
-        assert len(queue) == len(expected), f"step {step}, {way}: len() is {len(queue)}, not {len(expected)}"
+        assert list(
+            queue
+        ) == expected, f"step {step}, {way}: the queue is {list(queue)}, expected {expected}"
+        assert len(queue) == len(
+            expected), f"step {step}, {way}: len() is {len(queue)}, not {len(expected)}"
     return "as expected"
 
 

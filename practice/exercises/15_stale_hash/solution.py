@@ -13,8 +13,8 @@ class PrefixCache:
     """Which block holds which tokens under which prefix."""
 
     def __init__(self):
-        self._blocks_of = {}            # hash -> the blocks that hold it
-        self._hash_of = {}              # block -> the hash it is registered under
+        self._blocks_of = {}  # hash -> the blocks that hold it
+        self._hash_of = {}  # block -> the hash it is registered under
 
     def register(self, block: int, parent: int | None, tokens: list[int]) -> int:
         """The block now holds these tokens under this prefix; returns the chained hash."""

@@ -13,8 +13,8 @@ class PrefixCache:
     """Which block holds which tokens under which prefix. Something is wrong with it."""
 
     def __init__(self):
-        self.block_of = {}              # hash -> block
-        self.tokens_of = {}             # block -> its tokens
+        self.block_of = {}  # hash -> block
+        self.tokens_of = {}  # block -> its tokens
 
     def register(self, block: int, parent: int | None, tokens: list[int]) -> int:
         """The block now holds these tokens under this prefix; returns the chained hash."""

@@ -6,7 +6,7 @@ import random
 def walk(cache, steps, seed):
     """Random calls, held against what each block really holds. Raises AssertionError."""
     rng = random.Random(seed)
-    holds, hashes = {}, {}                      # block -> (prefix, tokens); prefix -> hash
+    holds, hashes = {}, {}  # block -> (prefix, tokens); prefix -> hash
 
     def prefix(length):
         return tuple((rng.randrange(2), rng.randrange(2)) for _ in range(length))
@@ -29,7 +29,8 @@ def walk(cache, steps, seed):
         right = [b for b, held in sorted(holds.items()) if held == (path, tokens)]
         got = cache.find(hash_of(path), list(tokens))
         assert got in right or not right and got is None, (
-            f"step {step}: find gave {got}; {list(tokens)} after {list(path)} is in {right or 'no block'}")
+            f"step {step}: find gave {got}; {list(tokens)} after {list(path)} is in {right or 'no block'}"
+        )
     return "as expected"
 
 

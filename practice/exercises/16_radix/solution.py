@@ -1,4 +1,5 @@
 class _Node:
+
     def __init__(self, tokens, slots, children):
         self.tokens, self.slots, self.children = tokens, slots, children
 
@@ -37,7 +38,8 @@ class RadixTree:
                     node.split(count)
                 break
         if known < len(token_ids):
-            node.children[token_ids[known]] = _Node(list(token_ids[known:]), list(slots[known:]), {})
+            node.children[token_ids[known]] = _Node(list(token_ids[known:]), list(slots[known:]),
+                                                    {})
         return known
 
     def match(self, token_ids: list[int]) -> list[int]:

@@ -4,7 +4,8 @@ import random
 
 
 def walk(tree, steps, seed):
-    """Random prompts over three tokens, held against a dictionary of all prefixes. Raises AssertionError."""
+    """Random prompts over three tokens, held against a dictionary of all prefixes. Raises
+    AssertionError."""
     rng = random.Random(seed)
     slot_of, prompts, fresh = {}, [], 0
     for step in range(steps):
@@ -22,12 +23,14 @@ def walk(tree, steps, seed):
                 slot_of.setdefault(tuple(tokens[:n]), slot)
             prompts.append(tuple(tokens))
         nodes = count_nodes(slot_of, prompts)
-        assert tree.num_nodes() == nodes, f"step {step}: num_nodes() is {tree.num_nodes()}, expected {nodes}"
+        assert tree.num_nodes(
+        ) == nodes, f"step {step}: num_nodes() is {tree.num_nodes()}, expected {nodes}"
     return "as expected"
 
 
 def count_nodes(prefixes, prompts):
-    """Nodes of the smallest tree in which an edge ends where prompts part or where one has been extended."""
+    """Nodes of the smallest tree in which an edge ends where prompts part or where one has been
+    extended."""
     ends, stored = set(), set()
     for prompt in prompts:
         known = next((n for n in range(len(prompt), 0, -1) if prompt[:n] in stored), 0)

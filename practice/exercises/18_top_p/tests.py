@@ -1,4 +1,5 @@
-"""The token that crosses the line, ties, sums that rounding leaves short, and the original order."""
+"""The token that crosses the line, ties, sums that rounding leaves short, and the original
+order."""
 
 
 def kept(probs):

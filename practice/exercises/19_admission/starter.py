@@ -1,6 +1,7 @@
 def check_request(num_prompt_tokens: int, max_tokens: int, max_model_len: int, num_blocks: int,
                   block_size: int) -> int:
-    """Blocks that a request may come to need. Raises ValueError for a request that can never end."""
+    """Blocks that a request may come to need. Raises ValueError for a request that can never
+    end."""
     raise NotImplementedError
 
 

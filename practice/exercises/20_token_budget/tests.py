@@ -7,7 +7,8 @@ def run_to_the_end(plan_step, requests, budget):
     while any(computed[name] < tokens for name, tokens, _ in requests):
         assert len(plans) < 1000, "after 1,000 steps the requests are still not computed"
         plan = plan_step([(name, tokens, computed[name]) for name, tokens, _ in requests], budget)
-        assert sum(plan.values()) <= budget, f"step {len(plans)} computes {plan}, over the budget of {budget}"
+        assert sum(plan.values()
+                   ) <= budget, f"step {len(plans)} computes {plan}, over the budget of {budget}"
         for name, tokens in plan.items():
             computed[name] += tokens
         plans.append(plan)

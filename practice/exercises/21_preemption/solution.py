@@ -4,7 +4,7 @@ def make_room(name: str, needed: int, running: dict[str, list[int]], free: list[
     if name not in running:
         raise ValueError(f"{name} is not running")
     while len(free) < needed:
-        victim, table = running.popitem()               # the youngest
+        victim, table = running.popitem()  # the youngest
         free.extend(reversed(table))
         waiting.insert(0, victim)
         if victim == name:

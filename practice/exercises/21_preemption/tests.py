@@ -2,7 +2,8 @@
 
 
 def survivors(make_room, sizes, name, needed):
-    """(answer, running names, waiting names, free blocks) after a request of the given table sizes grows."""
+    """(answer, running names, waiting names, free blocks) after a request of the given table sizes
+    grows."""
     running, block = {}, 0
     for other, size in sizes.items():
         running[other] = list(range(block, block + size))

@@ -1,4 +1,5 @@
-def block_bytes(num_layers: int, block_size: int, num_kv_heads: int, head_dim: int, dtype_bytes: int) -> int:
+def block_bytes(num_layers: int, block_size: int, num_kv_heads: int, head_dim: int,
+                dtype_bytes: int) -> int:
     """Bytes of one block: K and V of block_size tokens in all layers."""
     raise NotImplementedError
 

@@ -35,6 +35,7 @@ def most_tiles_alive(attend):
             most = max(most, sum(ref() is not None for ref in alive))
             yield k, v
             del k, v
+
     attend(torch.randn(4), tiles(), 1.0)
     return most
 

@@ -13,7 +13,7 @@ def partial(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
 def combine(outs: torch.Tensor, lses: torch.Tensor) -> torch.Tensor:
     """Attention over all parts together."""
     largest = lses.max(dim=0).values
-    largest = torch.where(largest == -torch.inf, 0.0, largest)      # all parts empty: avoid inf - inf
-    weights = torch.exp(lses - largest)[:, :, None]                 # 0 for an empty part
-    outs = torch.where(weights == 0, 0.0, outs)                     # 0 times NaN would be NaN
+    largest = torch.where(largest == -torch.inf, 0.0, largest)  # all parts empty: avoid inf - inf
+    weights = torch.exp(lses - largest)[:, :, None]  # 0 for an empty part
+    outs = torch.where(weights == 0, 0.0, outs)  # 0 times NaN would be NaN
     return (weights * outs).sum(dim=0) / weights.sum(dim=0).clamp(min=1e-30)

@@ -10,8 +10,8 @@ def reference(q, k, v, scale):
 
 def data(tokens, heads=3, head_dim=8, seed=0, size=1.0):
     g = torch.Generator().manual_seed(seed)
-    return (torch.randn(heads, head_dim, generator=g),
-            size * torch.randn(tokens, heads, head_dim, generator=g),
+    return (torch.randn(heads, head_dim,
+                        generator=g), size * torch.randn(tokens, heads, head_dim, generator=g),
             torch.randn(tokens, heads, head_dim, generator=g))
 
 

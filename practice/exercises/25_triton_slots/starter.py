@@ -10,12 +10,12 @@ def slots_kernel(tables_ptr, starts_ptr, positions_ptr, slots_ptr, table_stride,
     pass
 
 
-def compute_slots(block_tables: torch.Tensor, query_start_loc: torch.Tensor, positions: torch.Tensor,
-                  block_size: int) -> torch.Tensor:
+def compute_slots(block_tables: torch.Tensor, query_start_loc: torch.Tensor,
+                  positions: torch.Tensor, block_size: int) -> torch.Tensor:
     """Slots of all rows of a batch, int64."""
     slots = torch.full_like(positions, -1, dtype=torch.int64)
     requests = block_tables.shape[0]
     if requests:
-        slots_kernel[(requests,)](block_tables, query_start_loc, positions, slots, block_tables.stride(0),
-                                  BLOCK_SIZE=block_size, TILE=16)
+        slots_kernel[(requests,)](block_tables, query_start_loc, positions, slots,
+                                  block_tables.stride(0), BLOCK_SIZE=block_size, TILE=16)
     return slots

@@ -14,8 +14,10 @@ def ints(values):
 def reference(tables, starts, positions, block_size):
     """The same in a loop."""
     tables, starts, positions = tables.tolist(), starts.tolist(), positions.tolist()
-    return [tables[r][p // block_size] * block_size + p % block_size
-            for r in range(len(tables)) for p in positions[starts[r]:starts[r + 1]]]
+    return [
+        tables[r][p // block_size] * block_size + p % block_size for r in range(len(tables))
+        for p in positions[starts[r]:starts[r + 1]]
+    ]
 
 
 def batch(lengths, block_size=4, first=0, seed=0):
@@ -32,8 +34,9 @@ def agrees(compute_slots, *args):
     got, expected = compute_slots(*args), reference(*args)
     assert got.dtype == torch.int64, f"the slots are {got.dtype}, expected torch.int64"
     wrong = [i for i, (a, b) in enumerate(zip(got.tolist(), expected)) if a != b]
-    assert not wrong, (f"{len(wrong)} of {len(expected)} slots are wrong, the first in row {wrong[0]}: "
-                       f"expected {expected[wrong[0]]}, got {got.tolist()[wrong[0]]}")
+    assert not wrong, (
+        f"{len(wrong)} of {len(expected)} slots are wrong, the first in row {wrong[0]}: "
+        f"expected {expected[wrong[0]]}, got {got.tolist()[wrong[0]]}")
     return len(expected)
 
 

@@ -4,9 +4,9 @@ import triton.language as tl
 
 
 @triton.jit
-def store_kernel(k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, slots_ptr,
-                 k_token, k_head, k_dim, v_token, v_head, v_dim,
-                 NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr):
+def store_kernel(k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, slots_ptr, k_token, k_head, k_dim, v_token,
+                 v_head, v_dim, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+                 COLUMNS: tl.constexpr):
     """Program t copies the K and V of token t into its slot, all heads side by side."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + token).to(tl.int64)
@@ -25,5 +25,5 @@ def store(k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torc
     tokens, heads, head_dim = k.shape
     if tokens:
         store_kernel[(tokens,)](k, v, k_cache, v_cache, slots, *k.stride(), *v.stride(),
-                                NUM_HEADS=heads, HEAD_DIM=head_dim,
-                                COLUMNS=triton.next_power_of_2(heads * head_dim))
+                                NUM_HEADS=heads, HEAD_DIM=head_dim, COLUMNS=triton.next_power_of_2(
+                                    heads * head_dim))

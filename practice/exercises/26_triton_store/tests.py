@@ -1,4 +1,5 @@
-"""Rows that land where they belong, padding, strides, widths of every kind, and offsets past 32 bits."""
+"""Rows that land where they belong, padding, strides, widths of every kind, and offsets past 32
+bits."""
 
 import os
 

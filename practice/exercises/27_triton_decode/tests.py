@@ -1,4 +1,5 @@
-"""Contexts of every length, groups of every size, NaN where nobody may read, tables that end in rubbish."""
+"""Contexts of every length, groups of every size, NaN where nobody may read, tables that end in
+rubbish."""
 
 import os
 
@@ -20,7 +21,8 @@ def zeros(*shape):
 
 
 def off(paged_decode, seq_lens, heads=(4, 2), head_dim=16, block_size=4, size=1.0, seed=0):
-    """The largest distance from attention over the same K/V laid out contiguously; rounded to 4 digits."""
+    """The largest distance from attention over the same K/V laid out contiguously; rounded to 4
+    digits."""
     g = torch.Generator().manual_seed(seed)
     num_heads, num_kv_heads = heads
     width = max(1, *(-(-n // block_size) for n in seq_lens)) + 1
@@ -40,13 +42,14 @@ def off(paged_decode, seq_lens, heads=(4, 2), head_dim=16, block_size=4, size=1.
             k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
             weights = torch.softmax(torch.einsum("hd,khd->hk", q[r], k) * head_dim**-0.5, dim=-1)
             expected[r] = torch.einsum("hk,khd->hd", weights, v)
-        tables[r, -(-n // block_size):] = -12345                    # rubbish beyond the context
+        tables[r, -(-n // block_size):] = -12345  # rubbish beyond the context
     # A slice of a wider tensor, as an engine keeps its tables.
     wide = torch.cat([tables, tables], dim=1).to(DEVICE, torch.int32)[:, :width]
     out = paged_decode(q.to(DEVICE), k_cache.to(DEVICE), v_cache.to(DEVICE), wide, ints(seq_lens),
                        head_dim**-0.5)
     assert out.shape == q.shape, f"the result has the shape {list(out.shape)}, expected {list(q.shape)}"
-    assert not out.isnan().any(), "the result holds NaN: a row was read that the context does not own"
+    assert not out.isnan().any(
+    ), "the result holds NaN: a row was read that the context does not own"
     return round((out.cpu() - expected).abs().max().item(), 4) + 0.0
 
 

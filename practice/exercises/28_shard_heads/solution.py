@@ -1,12 +1,14 @@
 import torch
 
 
-def heads_of_rank(num_heads: int, num_kv_heads: int, world_size: int, rank: int) -> tuple[range, range]:
+def heads_of_rank(num_heads: int, num_kv_heads: int, world_size: int,
+                  rank: int) -> tuple[range, range]:
     """The query heads and the KV heads of a rank."""
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} is not one of {world_size}")
     if num_heads % world_size:
-        raise ValueError(f"{num_heads} query heads cannot be dealt out evenly to {world_size} ranks")
+        raise ValueError(
+            f"{num_heads} query heads cannot be dealt out evenly to {world_size} ranks")
     if num_kv_heads % world_size and world_size % num_kv_heads:
         raise ValueError(f"{num_kv_heads} KV heads and {world_size} ranks do not divide each other")
     per_rank, group = num_heads // world_size, num_heads // num_kv_heads

@@ -1,7 +1,8 @@
 import torch
 
 
-def heads_of_rank(num_heads: int, num_kv_heads: int, world_size: int, rank: int) -> tuple[range, range]:
+def heads_of_rank(num_heads: int, num_kv_heads: int, world_size: int,
+                  rank: int) -> tuple[range, range]:
     """The query heads and the KV heads of a rank."""
     raise NotImplementedError
 

@@ -1,12 +1,13 @@
-"""Every head once, copies of KV heads only where they are needed, and the parts against the whole."""
+"""Every head once, copies of KV heads only where they are needed, and the parts against the
+whole."""
 
 import torch
 
 
 def data(num_heads, num_kv_heads, seed=0):
     g = torch.Generator().manual_seed(seed)
-    return (torch.randn(3, num_heads, 8, generator=g), torch.randn(7, num_kv_heads, 8, generator=g),
-            torch.randn(7, num_kv_heads, 8, generator=g))
+    return (torch.randn(3, num_heads, 8, generator=g), torch.randn(
+        7, num_kv_heads, 8, generator=g), torch.randn(7, num_kv_heads, 8, generator=g))
 
 
 def reference(q, k, v, scale):

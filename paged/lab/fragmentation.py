@@ -5,8 +5,8 @@
     grow, first fit       one stretch for what is there, rounded up to a power of two; moved when it is full
     paged                 blocks from anywhere, one at a time
 
-A simulation in token slots and decode steps; plain Python. After the baselines of Kwon et al. (SOSP 2023,
-section 6.1), which reserve the maximum, a power of two, or exactly what an oracle says.
+A simulation in token slots and decode steps; plain Python. After the baselines of Kwon et al. (SOSP
+2023, section 6.1), which reserve the maximum, a power of two, or exactly what an oracle says.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ class Request:
 
 @dataclass(frozen=True)
 class Usage:
-    """What the slots of the whole memory are at the end of one step; the first five add up to all of them."""
+    """What the slots of the whole memory are at the end of one step; the first five add up to all
+    of them."""
 
-    used: int      # hold a token
+    used: int  # hold a token
     reserved: int  # a token of this request will come here
     internal: int  # held, and no token will ever come
     external: int  # free, enough in sum for the request that waits, and in holes too small for it
-    free: int      # free otherwise
+    free: int  # free otherwise
     running: int
     finished: int
-    copied: int      # tokens moved to a larger stretch, from the start until now
+    copied: int  # tokens moved to a larger stretch, from the start until now
     recomputed: int  # tokens of preempted requests, from the start until now
 
 
@@ -93,7 +94,9 @@ class Contiguous:
     def too_scattered(self, request: Request) -> bool:
         """Whether the holes would do for this request in sum, and none of them does."""
         need = self.stretch(request)
-        return max((size for _, size in self.holes), default=0) < need <= sum(size for _, size in self.holes)
+        return max(
+            (size for _, size in self.holes), default=0) < need <= sum(size
+                                                                       for _, size in self.holes)
 
     def _place(self, request: Request, size: int) -> bool:
         for i, (start, hole) in enumerate(self.holes):
@@ -172,10 +175,12 @@ def arrivals(requests: Sequence[tuple[int, int]], gap: int) -> list[Request]:
 
 
 def simulate(allocator: Contiguous | Paged, requests: Sequence[Request]) -> Iterator[Usage]:
-    """Serve requests first come, first served, one token each a step; after each step, say where memory is.
+    """Serve requests first come, first served, one token each a step; after each step, say where
+    memory is.
 
-    A request is admitted when the allocator can place its prompt; nobody overtakes. When a running request
-    cannot grow, the youngest one is preempted: its memory is taken, and it waits at the head of the queue to
+    A request is admitted when the allocator can place its prompt; nobody overtakes. When a running
+    request cannot grow, the youngest one is preempted: its memory is taken, and it waits at the
+        head of the queue to
     be computed again. Raises ValueError for a request that does not fit even alone.
     """
     coming = deque(replace(request, tokens=request.prompt) for request in requests)
@@ -188,8 +193,9 @@ def simulate(allocator: Contiguous | Paged, requests: Sequence[Request]) -> Iter
         while waiting and allocator.admit(waiting[0]):
             running.append(waiting.popleft())
         if waiting and not running:
-            raise ValueError(f"a request of {waiting[0].final} tokens does not fit {allocator.capacity} "
-                             f"slots, even alone: give it more memory or fewer tokens")
+            raise ValueError(
+                f"a request of {waiting[0].final} tokens does not fit {allocator.capacity} "
+                f"slots, even alone: give it more memory or fewer tokens")
         for request in list(running):
             while request in running and not allocator.grow(request):
                 victim = running.pop()

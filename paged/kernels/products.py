@@ -1,20 +1,22 @@
 """Products of few tokens with the weights, and all that lies between them, in two Triton kernels.
 
-For a handful of tokens a layer's products cost what reading the weights costs, and each small kernel between them
-(norm, activation, residual, rotary embedding, storing K and V) costs as much again in starting and waiting. Here
-they ride along with the products:
+For a handful of tokens a layer's products cost what reading the weights costs, and each small
+kernel between them (norm, activation, residual, rotary embedding, storing K and V) costs as much
+again in starting and waiting. Here they ride along with the products:
 
     qkv_product    [scale] ► product ► per-head RMSNorm ► rotary embedding ► q, and K and V into their slots
     product        [scale] ► product ► silu(gate) × up
     product                  product ► + residual ► x and its sums of squares
 
-The weight of an RMSNorm is in the matrix that follows it (`models/fused_decoder.py`); what is left of the norm is one
-factor a token, and a factor may as well be applied behind the product: norm(x) @ W.T = (x @ W.T) × scale. The scale
+The weight of an RMSNorm is in the matrix that follows it (`models/fused_decoder.py`); what is left
+of the norm is one factor a token, and a factor may as well be applied behind the product: norm(x) @
+    W.T = (x @ W.T) × scale. The scale
 needs all of x: every program that writes a part of x leaves the sum of its squares.
 
-A program owns a tile [OUTPUTS, TOKENS] of outputs: rows of the weight times tokens, so that a few tokens are the
-narrow side of the matrix instruction. Where that makes too few programs to fill the card, SPLIT of them share a tile,
-each a part of the width; the last to finish adds up, always in the same order.
+A program owns a tile [OUTPUTS, TOKENS] of outputs: rows of the weight times tokens, so that a few
+    tokens are the
+narrow side of the matrix instruction. Where that makes too few programs to fill the card, SPLIT of
+them share a tile, each a part of the width; the last to finish adds up, always in the same order.
 """
 
 from __future__ import annotations
@@ -23,14 +25,15 @@ import torch
 import triton
 import triton.language as tl
 
-from paged.attention.triton_tile import counters, device_properties, early_launch, start_early
+from paged.kernels.common import counters, device_properties, early_launch, start_early
 
 
 @triton.jit
 def _accumulate(x_ptr, weight_ptr, row, second_row, real, token, valid, partial_ptr, counter_ptr,
                 WIDTH: tl.constexpr, COLUMNS: tl.constexpr, SPLIT: tl.constexpr, PAIR: tl.constexpr,
                 EVEN: tl.constexpr):
-    """Rows of the weight times tokens, [OUTPUTS, TOKENS]; with PAIR a second set of rows too; whether it is whole.
+    """Rows of the weight times tokens, [OUTPUTS, TOKENS]; with PAIR a second set of rows too;
+    whether it is whole.
 
               width ─►                   A split tile is whole for the program that finishes last.
         row  ▒▒▒▒▒▒▒▒▒▒▒▒  ×  ▒ ▒ ▒      COLUMNS of the width a time, loads a few times ahead.
@@ -52,13 +55,15 @@ def _accumulate(x_ptr, weight_ptr, row, second_row, real, token, valid, partial_
         if EVEN:
             acc = tl.dot(tl.load(weights + column[None, :]), x.T, acc, input_precision="ieee")
             if PAIR:
-                second = tl.dot(tl.load(second_weights + column[None, :]), x.T, second, input_precision="ieee")
+                second = tl.dot(tl.load(second_weights + column[None, :]), x.T, second,
+                                input_precision="ieee")
         else:
             mask = real[:, None] & inside
-            acc = tl.dot(tl.load(weights + column[None, :], mask=mask, other=0.0), x.T, acc, input_precision="ieee")
+            acc = tl.dot(tl.load(weights + column[None, :], mask=mask, other=0.0), x.T, acc,
+                         input_precision="ieee")
             if PAIR:
-                second = tl.dot(tl.load(second_weights + column[None, :], mask=mask, other=0.0), x.T, second,
-                                input_precision="ieee")
+                second = tl.dot(tl.load(second_weights + column[None, :], mask=mask, other=0.0),
+                                x.T, second, input_precision="ieee")
     whole = True
     if SPLIT > 1:
         tile = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
@@ -68,7 +73,7 @@ def _accumulate(x_ptr, weight_ptr, row, second_row, real, token, valid, partial_
         tl.store(parts + tl.program_id(2) * ((1 + PAIR) * SIZE), acc)
         if PAIR:
             tl.store(parts + tl.program_id(2) * (2 * SIZE) + SIZE, second)
-        tl.debug_barrier()                                  # all threads of this program have stored
+        tl.debug_barrier()  # all threads of this program have stored
         whole = tl.atomic_add(counter_ptr + tile, 1, sem="acq_rel") == SPLIT - 1
         if whole:
             acc = tl.zeros([OUTPUTS, TOKENS], tl.float32)
@@ -77,12 +82,13 @@ def _accumulate(x_ptr, weight_ptr, row, second_row, real, token, valid, partial_
                 acc += tl.load(parts + part * (1 + PAIR) * SIZE, cache_modifier=".cg")
                 if PAIR:
                     second += tl.load(parts + part * 2 * SIZE + SIZE, cache_modifier=".cg")
-            tl.store(counter_ptr + tile, 0)                 # for the next product
+            tl.store(counter_ptr + tile, 0)  # for the next product
     return acc, second, whole
 
 
 @triton.jit
-def _scale(squares_ptr, token, valid, eps, WIDTH: tl.constexpr, PARTS: tl.constexpr, PADDED: tl.constexpr):
+def _scale(squares_ptr, token, valid, eps, WIDTH: tl.constexpr, PARTS: tl.constexpr,
+           PADDED: tl.constexpr):
     """1 / root mean square of each token, [TOKENS], from the parts of its sum of squares."""
     part = tl.arange(0, PADDED)
     squares = tl.load(squares_ptr + token[:, None] * PARTS + part[None, :],
@@ -91,10 +97,11 @@ def _scale(squares_ptr, token, valid, eps, WIDTH: tl.constexpr, PARTS: tl.conste
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
-def _product_kernel(x_ptr, weight_ptr, squares_ptr, residual_ptr, out_ptr, out_squares_ptr, partial_ptr,
-                    counter_ptr, eps, num_tokens, NUM_OUTPUTS: tl.constexpr, SCALE: tl.constexpr,
-                    PARTS: tl.constexpr, PADDED_PARTS: tl.constexpr, SILU: tl.constexpr, RESIDUAL: tl.constexpr,
-                    OUTPUTS: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
+def _product_kernel(x_ptr, weight_ptr, squares_ptr, residual_ptr, out_ptr, out_squares_ptr,
+                    partial_ptr, counter_ptr, eps, num_tokens, NUM_OUTPUTS: tl.constexpr,
+                    SCALE: tl.constexpr, PARTS: tl.constexpr, PADDED_PARTS: tl.constexpr,
+                    SILU: tl.constexpr, RESIDUAL: tl.constexpr, OUTPUTS: tl.constexpr,
+                    TOKENS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
                     SPLIT: tl.constexpr, EARLY: tl.constexpr):
     output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
@@ -107,8 +114,8 @@ def _product_kernel(x_ptr, weight_ptr, squares_ptr, residual_ptr, out_ptr, out_s
     if SCALE:
         scale = _scale(squares_ptr, token, valid, eps, WIDTH, PARTS, PADDED_PARTS)[None, :]
     EVEN: tl.constexpr = NUM_OUTPUTS % OUTPUTS == 0 and WIDTH % (SPLIT * COLUMNS) == 0
-    acc, up, whole = _accumulate(x_ptr, weight_ptr, output, output + NUM_OUTPUTS, real, token, valid, partial_ptr,
-                                 counter_ptr, WIDTH, COLUMNS, SPLIT, SILU, EVEN)
+    acc, up, whole = _accumulate(x_ptr, weight_ptr, output, output + NUM_OUTPUTS, real, token,
+                                 valid, partial_ptr, counter_ptr, WIDTH, COLUMNS, SPLIT, SILU, EVEN)
     if whole:
         if SCALE:
             acc *= scale
@@ -119,18 +126,22 @@ def _product_kernel(x_ptr, weight_ptr, squares_ptr, residual_ptr, out_ptr, out_s
         if RESIDUAL:
             acc = (acc + residual).to(out_ptr.dtype.element_ty).to(tl.float32)
             squares = tl.sum(tl.where(inside, acc * acc, 0.0), 0)
-            tl.store(out_squares_ptr + token * tl.num_programs(0) + tl.program_id(0), squares, mask=valid)
+            tl.store(out_squares_ptr + token * tl.num_programs(0) + tl.program_id(0), squares,
+                     mask=valid)
         tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
-def _qkv_kernel(x_ptr, weight_ptr, squares_ptr, bias_ptr, positions_ptr, slots_ptr, rotation_ptr, q_norm_ptr,
-                k_norm_ptr, q_ptr, k_cache_ptr, v_cache_ptr, partial_ptr, counter_ptr, eps, num_tokens, k_block, k_row,
-                NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-                BLOCK_SIZE: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr,
-                PARTS: tl.constexpr, PADDED_PARTS: tl.constexpr, HALF: tl.constexpr, TOKENS: tl.constexpr,
-                COLUMNS: tl.constexpr, WIDTH: tl.constexpr, SPLIT: tl.constexpr, EARLY: tl.constexpr):
-    # A program owns one head, q 0 … | k 0 … | v 0 …: its first and second half, which rotary turns together.
+def _qkv_kernel(x_ptr, weight_ptr, squares_ptr, bias_ptr, positions_ptr, slots_ptr, rotation_ptr,
+                q_norm_ptr, k_norm_ptr, q_ptr, k_cache_ptr, v_cache_ptr, partial_ptr, counter_ptr,
+                eps, num_tokens, k_block, k_row, NUM_HEADS: tl.constexpr,
+                NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+                NORM: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr, PARTS: tl.constexpr,
+                PADDED_PARTS: tl.constexpr, HALF: tl.constexpr, TOKENS: tl.constexpr,
+                COLUMNS: tl.constexpr, WIDTH: tl.constexpr, SPLIT: tl.constexpr,
+                EARLY: tl.constexpr):
+    # A program owns one head, q 0 … | k 0 … | v 0 …: its first and second half, which rotary turns
+    # together.
     head = tl.program_id(0)
     half: tl.constexpr = HEAD_DIM // 2
     dim = tl.arange(0, HALF)
@@ -138,13 +149,14 @@ def _qkv_kernel(x_ptr, weight_ptr, squares_ptr, bias_ptr, positions_ptr, slots_p
     token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
     valid = token < num_tokens
     start_early(EARLY)
-    position = tl.maximum(tl.load(positions_ptr + token, mask=valid, other=0), 0)      # of padding: any
+    position = tl.maximum(tl.load(positions_ptr + token, mask=valid, other=0), 0)  # of padding: any
     slot = tl.load(slots_ptr + token, mask=valid, other=-1).to(tl.int64)
     if SCALE:
         scale = _scale(squares_ptr, token, valid, eps, WIDTH, PARTS, PADDED_PARTS)[None, :]
     EVEN: tl.constexpr = HALF == half and WIDTH % (SPLIT * COLUMNS) == 0
-    first, second, whole = _accumulate(x_ptr, weight_ptr, head * HEAD_DIM + dim, head * HEAD_DIM + half + dim, real,
-                                       token, valid, partial_ptr, counter_ptr, WIDTH, COLUMNS, SPLIT, True, EVEN)
+    first, second, whole = _accumulate(x_ptr, weight_ptr, head * HEAD_DIM + dim,
+                                       head * HEAD_DIM + half + dim, real, token, valid,
+                                       partial_ptr, counter_ptr, WIDTH, COLUMNS, SPLIT, True, EVEN)
     if whole:
         dtype = q_ptr.dtype.element_ty
         inside = valid[None, :] & real[:, None]
@@ -158,9 +170,12 @@ def _qkv_kernel(x_ptr, weight_ptr, squares_ptr, bias_ptr, positions_ptr, slots_p
         if head < NUM_HEADS + NUM_KV_HEADS:
             if NORM:
                 norm_ptr = q_norm_ptr if head < NUM_HEADS else k_norm_ptr
-                length = tl.rsqrt((tl.sum(first * first, 0) + tl.sum(second * second, 0)) / HEAD_DIM + eps)[None, :]
-                first *= length * tl.load(norm_ptr + dim, mask=real, other=0.0).to(tl.float32)[:, None]
-                second *= length * tl.load(norm_ptr + half + dim, mask=real, other=0.0).to(tl.float32)[:, None]
+                length = tl.rsqrt((tl.sum(first * first, 0) + tl.sum(second * second, 0)) / HEAD_DIM
+                                  + eps)[None, :]
+                first *= length * tl.load(norm_ptr + dim, mask=real, other=0.0).to(tl.float32)[:,
+                                                                                               None]
+                second *= length * tl.load(norm_ptr + half + dim, mask=real, other=0.0).to(
+                    tl.float32)[:, None]
             angle = rotation_ptr + position.to(tl.int64)[None, :] * HEAD_DIM + dim[:, None]
             cos = tl.load(angle, mask=inside, other=0.0)
             sin = tl.load(angle + half, mask=inside, other=0.0)
@@ -171,14 +186,16 @@ def _qkv_kernel(x_ptr, weight_ptr, squares_ptr, bias_ptr, positions_ptr, slots_p
         if head >= NUM_HEADS:
             kv_head = (head - NUM_HEADS) % NUM_KV_HEADS
             base = k_cache_ptr if head < NUM_HEADS + NUM_KV_HEADS else v_cache_ptr
-            at = base + ((slot // BLOCK_SIZE) * k_block + (slot % BLOCK_SIZE) * k_row + kv_head * HEAD_DIM)[None, :]
+            at = base + ((slot // BLOCK_SIZE) * k_block +
+                         (slot % BLOCK_SIZE) * k_row + kv_head * HEAD_DIM)[None, :]
             inside &= (slot >= 0)[None, :]
         tl.store(at + dim[:, None], first.to(dtype), mask=inside)
         tl.store(at + half + dim[:, None], second.to(dtype), mask=inside)
 
 
 def tile_shape(kind: str, num_tokens: int) -> tuple[int, int, int, int, int]:
-    """Tokens and columns a tile, programs that share one, loads in flight, warps; measured on an H200."""
+    """Tokens and columns a tile, programs that share one, loads in flight, warps; measured on an
+    H200."""
     if kind == "residual":
         return (32, 128, 4, 6, 4) if num_tokens <= 64 else (64, 128, 4, 4, 4)
     if kind == "qkv":
@@ -190,31 +207,37 @@ MOST_SPLIT = 512
 """Programs up to which a product is split: enough to fill a card."""
 
 
-def _shared(kind: str, x: torch.Tensor, outputs: int, squares: torch.Tensor | None, tiles: int, pair: bool):
+def _shared(kind: str, x: torch.Tensor, outputs: int, squares: torch.Tensor | None, tiles: int,
+            pair: bool):
     """What both kernels need: grid, workspace for split tiles, and the constants of the tile."""
     num_tokens, width = x.shape
     card = device_properties(x.device)
     tokens, columns, split, stages, warps = tile_shape(kind, num_tokens)
-    if card.capability < 8:                                 # what is on its way takes registers
+    if card.capability < 8:  # what is on its way takes registers
         columns = min(columns, 32)
     token_tiles = triton.cdiv(num_tokens, tokens)
     if tiles * token_tiles * split > MOST_SPLIT:
         split = 1
-    columns = min(columns * 2 // x.element_size(), max(16, triton.next_power_of_2(triton.cdiv(width, split))))
+    columns = min(columns * 2 // x.element_size(),
+                  max(16, triton.next_power_of_2(triton.cdiv(width, split))))
     one_stage = (outputs * (1 + pair) + tokens) * columns * x.element_size()
     stages = max(1, min(stages, card.shared_memory // one_stage))
     size = tiles * token_tiles * split * outputs * tokens * (1 + pair) if split > 1 else 1
     parts = 1 if squares is None else squares.shape[1]
-    constants = {"SCALE": squares is not None, "PARTS": parts, "PADDED_PARTS": triton.next_power_of_2(parts),
-                 "TOKENS": tokens, "COLUMNS": columns, "WIDTH": width, "SPLIT": split,
-                 "num_warps": warps, "num_stages": stages, **early_launch(x.device)}
+    constants = {
+        "SCALE": squares is not None, "PARTS": parts, "PADDED_PARTS": triton.next_power_of_2(parts),
+        "TOKENS": tokens, "COLUMNS": columns, "WIDTH": width, "SPLIT": split, "num_warps": warps,
+        "num_stages": stages, **early_launch(x.device)
+    }
     partial = torch.empty(size, dtype=torch.float32, device=x.device)
     return (tiles, token_tiles, split), partial, counters(x.device), constants
 
 
-def product(x: torch.Tensor, weight: torch.Tensor, eps: float = 0.0, squares: torch.Tensor | None = None,
-            residual: torch.Tensor | None = None, silu: bool = False):
-    """x @ weight.T, scaled by the RMSNorm that `squares` belong to; then silu-and-mul, or the residual added.
+def product(x: torch.Tensor, weight: torch.Tensor, eps: float = 0.0,
+            squares: torch.Tensor | None = None, residual: torch.Tensor | None = None,
+            silu: bool = False):
+    """x @ weight.T, scaled by the RMSNorm that `squares` belong to; then silu-and-mul, or the
+    residual added.
 
     Args:
         x: [tokens, width], contiguous.
@@ -229,18 +252,22 @@ def product(x: torch.Tensor, weight: torch.Tensor, eps: float = 0.0, squares: to
     kind = "silu" if silu else "plain" if residual is None else "residual"
     grid, partial, counts, constants = _shared(kind, x, 64, squares, tiles, silu)
     out = torch.empty(num_tokens, outputs, dtype=x.dtype, device=x.device)
-    out_squares = partial if residual is None else torch.empty(num_tokens, tiles, dtype=torch.float32, device=x.device)
-    _product_kernel[grid](x, weight, x if squares is None else squares, x if residual is None else residual, out,
-                          out_squares, partial, counts, eps, num_tokens, NUM_OUTPUTS=outputs, SILU=silu,
-                          RESIDUAL=residual is not None, OUTPUTS=64, **constants)
+    out_squares = partial if residual is None else torch.empty(num_tokens, tiles,
+                                                               dtype=torch.float32, device=x.device)
+    _product_kernel[grid](x, weight, x if squares is None else squares,
+                          x if residual is None else residual, out, out_squares, partial, counts,
+                          eps, num_tokens, NUM_OUTPUTS=outputs, SILU=silu, RESIDUAL=residual
+                          is not None, OUTPUTS=64, **constants)
     return out if residual is None else (out, out_squares)
 
 
-def qkv_product(x: torch.Tensor, squares: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
-                positions: torch.Tensor, slots: torch.Tensor, rotation: torch.Tensor, q_norm: torch.Tensor | None,
-                k_norm: torch.Tensor | None, eps: float, k_cache: torch.Tensor, v_cache: torch.Tensor,
+def qkv_product(x: torch.Tensor, squares: torch.Tensor, weight: torch.Tensor,
+                bias: torch.Tensor | None, positions: torch.Tensor, slots: torch.Tensor,
+                rotation: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None,
+                eps: float, k_cache: torch.Tensor, v_cache: torch.Tensor,
                 num_heads: int) -> torch.Tensor:
-    """Q of the tokens, [tokens, num_heads, head_dim], normed and turned; their K and V go to their slots.
+    """Q of the tokens, [tokens, num_heads, head_dim], normed and turned; their K and V go to their
+    slots.
 
     x, weight, squares: as for `product`; the rest as for `fused.rotate_and_store`.
     """
@@ -250,8 +277,9 @@ def qkv_product(x: torch.Tensor, squares: torch.Tensor, weight: torch.Tensor, bi
     grid, partial, counts, constants = _shared("qkv", x, half, squares, heads, True)
     q = torch.empty(len(x), num_heads, head_dim, dtype=x.dtype, device=x.device)
     _qkv_kernel[grid](x, weight, squares, x if bias is None else bias, positions, slots, rotation,
-                      x if q_norm is None else q_norm, x if k_norm is None else k_norm, q, k_cache, v_cache, partial,
-                      counts, eps, len(x), *k_cache.stride()[:2], NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads,
-                      HEAD_DIM=head_dim, BLOCK_SIZE=block_size, NORM=q_norm is not None, BIAS=bias is not None,
-                      HALF=half, **constants)
+                      x if q_norm is None else q_norm,
+                      x if k_norm is None else k_norm, q, k_cache, v_cache, partial, counts, eps,
+                      len(x), *k_cache.stride()[:2], NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads,
+                      HEAD_DIM=head_dim, BLOCK_SIZE=block_size, NORM=q_norm is not None, BIAS=bias
+                      is not None, HALF=half, **constants)
     return q

@@ -1,13 +1,14 @@
 """A runner without a model that cannot be fooled.
 
-Each row of its cache holds the exact prefix that wrote it, in place of K and V, and the next token is a
-function of the whole prefix. Every row that attention would read is compared with the request's own tokens.
-So a stale block, a copy that was not made or a chunk that sees too much is caught at the read, even where
-the generated tokens would have come out the same.
+Each row of its cache holds the exact prefix that wrote it, in place of K and V, and the next token
+is a function of the whole prefix. Every row that attention would read is compared with the
+request's own tokens. So a stale block, a copy that was not made or a chunk that sees too much is
+caught at the read, even where the generated tokens would have come out the same.
 
     rows of a block      (7,)   (7, 3)   (7, 3, 9)   None          block size 4, a request [7, 3, 9, ...]
 
-Beside the prefix a row remembers its salt, since tenants may not share even where their prefixes agree.
+Beside the prefix a row remembers its salt, since tenants may not share even where their prefixes
+agree.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Iterable, Sequence
 
 from paged.request import PENDING, Request
 
-VOCAB_SIZE = 4      # few tokens, so that prefixes of unrelated requests collide often
+VOCAB_SIZE = 4  # few tokens, so that prefixes of unrelated requests collide often
 
 
 def next_token(tokens: Sequence[int], index: int = 0) -> int:
@@ -30,7 +31,9 @@ def next_token(tokens: Sequence[int], index: int = 0) -> int:
 def distribution(tokens: Sequence[int]) -> dict[int, float]:
     """Log-probability of every token of the vocabulary after this prefix; no two are alike."""
     digest = hashlib.blake2b(bytes(tokens), digest_size=4 * VOCAB_SIZE).digest()
-    weights = [1 + int.from_bytes(digest[4 * token:4 * token + 4], "little") for token in range(VOCAB_SIZE)]
+    weights = [
+        1 + int.from_bytes(digest[4 * token:4 * token + 4], "little") for token in range(VOCAB_SIZE)
+    ]
     return {token: math.log(weight / sum(weights)) for token, weight in enumerate(weights)}
 
 
@@ -46,7 +49,8 @@ def truth(prompt: Sequence[int], max_tokens: int, index: int = 0,
 
 
 class OracleRunner:
-    """Executes batches over rows that hold prefixes. Raises AssertionError at the first wrong read or write.
+    """Executes batches over rows that hold prefixes. Raises AssertionError at the first wrong read
+    or write.
 
     Tokens are 0 to 255.
 
@@ -72,10 +76,14 @@ class OracleRunner:
         self._write(batch, contexts)
         self._read(batch, contexts)
         self.num_computed_tokens += len(batch.input_ids)
-        batch.logprobs = [distribution(context) if request.params.logprobs is not None else None
-                          for request, context in zip(batch.requests, contexts)]
-        tokens = [next_token(context, request.completion.index)
-                  for request, context in zip(batch.requests, contexts)]
+        batch.logprobs = [
+            distribution(context) if request.params.logprobs is not None else None
+            for request, context in zip(batch.requests, contexts)
+        ]
+        tokens = [
+            next_token(context, request.completion.index)
+            for request, context in zip(batch.requests, contexts)
+        ]
         self._last_token.update(zip(batch.requests, tokens))
         return tokens
 
@@ -84,21 +92,26 @@ class OracleRunner:
         request = batch.requests[row]
         tokens = batch.input_ids[batch.query_start_loc[row]:batch.query_start_loc[row + 1]]
         start, end = request.num_computed_tokens, request.num_computed_tokens + len(tokens)
-        assert start < end <= len(request.token_ids), f"{request} is scheduled for {len(tokens)} tokens"
+        assert start < end <= len(
+            request.token_ids), f"{request} is scheduled for {len(tokens)} tokens"
         context = request.token_ids[:end]
-        assert tokens == context[start:], f"{request} computes tokens {tokens}, its own are {context[start:]}"
+        assert tokens == context[
+            start:], f"{request} computes tokens {tokens}, its own are {context[start:]}"
         if context[-1] == PENDING:
             context[-1] = self._last_token[request]
         return tuple(context)
 
     def _write(self, batch, contexts: list[tuple[int, ...]]) -> None:
-        """Store the prefixes of the new tokens, where the slot mapping says and the block table will look."""
+        """Store the prefixes of the new tokens, where the slot mapping says and the block table
+        will look."""
         written = set()
         for row, (request, context) in enumerate(zip(batch.requests, contexts)):
             first, last = batch.query_start_loc[row], batch.query_start_loc[row + 1]
             assert batch.seq_lens[row] == len(context), (
-                f"{request} attends to {batch.seq_lens[row]} positions, its context has {len(context)}")
-            for index, position in zip(range(first, last), range(len(context) + first - last, len(context))):
+                f"{request} attends to {batch.seq_lens[row]} positions, its context has {len(context)}"
+            )
+            for index, position in zip(range(first, last),
+                                       range(len(context) + first - last, len(context))):
                 slot = self._slot(batch.block_tables[row], position)
                 assert batch.positions[index] == position, (
                     f"{request} computes position {position} as {batch.positions[index]}")
@@ -115,7 +128,8 @@ class OracleRunner:
             for position in range(len(context)):
                 row = self.rows[self._slot(table, position)]
                 assert row == (request.salt, context[:position + 1]), (
-                    f"{request} reads position {position} of {list(context)}: " + _written_under(row))
+                    f"{request} reads position {position} of {list(context)}: "
+                    + _written_under(row))
 
     def _slot(self, table: Sequence[int], position: int) -> int:
         return table[position // self.block_size] * self.block_size + position % self.block_size
@@ -135,7 +149,8 @@ def _written_under(row: tuple | None) -> str:
 
 
 class RunAheadOracle(OracleRunner):
-    """The same, one step ahead of the engine, which does not yet know the tokens that a step begins with."""
+    """The same, one step ahead of the engine, which does not yet know the tokens that a step begins
+    with."""
 
     runs_ahead = True
 

@@ -1,4 +1,5 @@
-"""What the chapters share: plot style, source listings, the check against SDPA, recorded data, figures.
+"""What the chapters share: plot style, source listings, the check against SDPA, recorded data,
+figures.
 
 A colour means one thing in the whole book, in plots and in interactive figures (`COLORS`):
 
@@ -10,7 +11,8 @@ A colour means one thing in the whole book, in plots and in interactive figures 
     external  red      wasted between reservations: too small a hole for what waits; anything that is wrong
     new       green    what this very step touches; prefill in a timeline
 
-The figures need no kernel and no library: data, style and script stand in the cell's output, so the rendered
+The figures need no kernel and no library: data, style and script stand in the cell's output, so the
+    rendered
 page, Jupyter and Colab show the same thing.
 """
 
@@ -28,8 +30,10 @@ from pathlib import Path
 
 from IPython.display import HTML, Markdown, display
 
-COLORS = {"used": "#2f81c7", "shared": "#8a63d2", "free": "#98a3ae", "reserved": "#d4a017",
-          "internal": "#e07b39", "external": "#c93c54", "new": "#1f9d78"}
+COLORS = {
+    "used": "#2f81c7", "shared": "#8a63d2", "free": "#98a3ae", "reserved": "#d4a017",
+    "internal": "#e07b39", "external": "#c93c54", "new": "#1f9d78"
+}
 
 _INK = "#5f6b78"  # Text and axes of plots: readable on white as on near black.
 
@@ -42,35 +46,55 @@ def style() -> None:
 
     set_matplotlib_formats("svg")
     matplotlib.rcParams.update({
-        "figure.figsize": (6.6, 3.3), "figure.facecolor": "none", "axes.facecolor": "none",
-        "figure.constrained_layout.use": True, "svg.hashsalt": "paged", "font.size": 10.5,
-        "text.color": _INK, "axes.labelcolor": _INK, "axes.edgecolor": _INK, "axes.titlecolor": _INK,
-        "xtick.color": _INK, "ytick.color": _INK, "axes.titlesize": 11.5, "axes.titlelocation": "left",
-        "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True,
-        "axes.grid": True, "axes.grid.axis": "y", "grid.color": COLORS["free"], "grid.alpha": 0.3,
-        "lines.linewidth": 2, "legend.frameon": False,
+        "figure.figsize": (6.6, 3.3),
+        "figure.facecolor": "none",
+        "axes.facecolor": "none",
+        "figure.constrained_layout.use": True,
+        "svg.hashsalt": "paged",
+        "font.size": 10.5,
+        "text.color": _INK,
+        "axes.labelcolor": _INK,
+        "axes.edgecolor": _INK,
+        "axes.titlecolor": _INK,
+        "xtick.color": _INK,
+        "ytick.color": _INK,
+        "axes.titlesize": 11.5,
+        "axes.titlelocation": "left",
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.axisbelow": True,
+        "axes.grid": True,
+        "axes.grid.axis": "y",
+        "grid.color": COLORS["free"],
+        "grid.alpha": 0.3,
+        "lines.linewidth": 2,
+        "legend.frameon": False,
         "axes.prop_cycle": cycler(color=[COLORS[name] for name in COLORS if name != "free"]),
     })
 
 
 def source(*objects: Callable) -> None:
-    """Show the source of functions, methods or classes of the package, each with the file it stands in."""
+    """Show the source of functions, methods or classes of the package, each with the file it stands
+    in."""
     for thing in objects:
-        function = inspect.unwrap(getattr(thing, "fn", thing))  # Triton wraps its kernels, PyTorch its decorated ones.
+        function = inspect.unwrap(getattr(
+            thing, "fn", thing))  # Triton wraps its kernels, PyTorch its decorated ones.
         lines, start = inspect.getsourcelines(function)
-        path = Path(inspect.getsourcefile(function)).relative_to(Path(__file__).parent.parent)
+        path = Path(inspect.getsourcefile(function)).relative_to(Path(__file__).parents[2])
         code = textwrap.dedent("".join(lines)).rstrip()
         display(Markdown(f"`{path.as_posix()}`, from line {start}:\n\n```python\n{code}\n```"))
 
 
 def check(name: str, got, want, atol: float = 1e-5) -> None:
-    """Print in one line whether two tensors (or arrays, or numbers) agree; raise AssertionError if not.
+    """Print in one line whether two tensors (or arrays, or numbers) agree; raise AssertionError if
+    not.
 
     The book calls it with the paged result as `got` and contiguous SDPA as `want`.
     """
     import torch
 
-    got, want = torch.as_tensor(got).detach().cpu().double(), torch.as_tensor(want).detach().cpu().double()
+    got, want = torch.as_tensor(got).detach().cpu().double(), torch.as_tensor(
+        want).detach().cpu().double()
     if got.shape != want.shape:
         raise AssertionError(f"{name}: shapes {list(got.shape)} and {list(want.shape)} differ")
     difference = (got - want).abs().max().item() if got.numel() else 0.0
@@ -81,24 +105,29 @@ def check(name: str, got, want, atol: float = 1e-5) -> None:
 
 
 def table(rows: Sequence[Sequence], header: Sequence[str]) -> None:
-    """Show rows as a table: thousands separators in ints, four digits of floats, numbers at the right."""
+    """Show rows as a table: thousands separators in ints, four digits of floats, numbers at the
+    right."""
+
     def text(value) -> str:
         if isinstance(value, float):
             return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
-        return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+        return f"{value:,}" if isinstance(value,
+                                          int) and not isinstance(value, bool) else str(value)
 
     numeric = [all(isinstance(row[i], (int, float)) for row in rows) for i in range(len(header))]
     lines = [list(header), ["--:" if right else ":--" for right in numeric], *rows]
-    display(Markdown("\n".join("| " + " | ".join(text(cell).replace("|", "\\|") for cell in line) + " |"
-                               for line in lines)))
+    display(
+        Markdown("\n".join("| " + " | ".join(text(cell).replace("|", "\\|") for cell in line) + " |"
+                           for line in lines)))
 
 
 def record(name: str) -> dict:
-    """A recorded measurement: book/data/<name>.json in a checkout, the copy in the package elsewhere.
+    """A recorded measurement: book/data/<name>.json in a checkout, the copy in the package
+    elsewhere.
 
     Raises FileNotFoundError, with the names there are, for an unknown one.
     """
-    package = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     folders = [package.parent / "book" / "data", package / "data"]
     for path in (folder / f"{name}.json" for folder in folders):
         if path.exists():
@@ -111,14 +140,15 @@ _figures = itertools.count(1)
 
 
 def _figure(kind: str, title: str, data: dict) -> None:
-    """Show paged/figures/<kind>.js over this data; the script there defines `figure(root, data)`."""
-    css, common, script = ((files("paged") / "figures" / name).read_text(encoding="utf-8")
+    """Show lab/figures/<kind>.js over this data; the script there defines `figure(root, data)`."""
+    css, common, script = ((files("paged.lab") / "figures" / name).read_text(encoding="utf-8")
                            for name in ("figures.css", "common.js", f"{kind}.js"))
     palette = "".join(f"--{name}:{color};" for name, color in COLORS.items())
     payload = json.dumps({"title": title, **data}, separators=(",", ":")).replace("<", "\\u003c")
     # Unique in the page, and the same in every build.
     root = f"paged-{kind}-{next(_figures)}-{zlib.crc32(payload.encode()):08x}"
-    display(HTML(f"""<div class="paged-figure" id="{root}" role="group" aria-label="{escape(title)}">
+    display(
+        HTML(f"""<div class="paged-figure" id="{root}" role="group" aria-label="{escape(title)}">
 <noscript>This figure needs JavaScript.</noscript></div>
 <style>.paged-figure{{{palette}}}
 {css}</style>
@@ -130,30 +160,36 @@ figure(document.getElementById("{root}"), {payload});
 
 def explorer(title: str, compute: Callable[..., Mapping[str, Mapping[str, float]]],
              controls: Mapping[str, Sequence[float]], series: Mapping[str, str], unit: str) -> None:
-    """Show stacked bars under sliders; everything is computed now, so that the page needs no kernel.
+    """Show stacked bars under sliders; everything is computed now, so that the page needs no
+    kernel.
 
     Args:
-        compute: called with one value of each control, in order; returns {bar: {series: amount}}, the same
-            bars every time.
+        compute: called with one value of each control, in order; returns {bar: {series: amount}},
+            the same bars every time.
         controls: label of a slider -> the values it takes.
-        series: key of COLORS -> what it stands for, from the left of a bar to its right. The first is the
-            useful one: its share of the bar is printed beside it.
+        series: key of COLORS -> what it stands for, from the left of a bar to its right. The first
+            is the useful one: its share of the bar is printed beside it.
         unit: of the amounts.
     """
     results = [compute(*values) for values in itertools.product(*controls.values())]
     bars = list(results[0])
     amounts = [[[result[bar].get(key, 0) for key in series] for bar in bars] for result in results]
-    _figure("explorer", title, {
-        "controls": [{"label": label, "values": list(values)} for label, values in controls.items()],
-        "series": [{"color": key, "label": label} for key, label in series.items()],
-        "bars": bars, "amounts": amounts, "unit": unit})
+    _figure(
+        "explorer", title, {
+            "controls": [{"label": label, "values": list(values)}
+                         for label, values in controls.items()], "series": [
+                             {"color": key, "label": label} for key, label in series.items()
+                         ], "bars": bars, "amounts": amounts, "unit": unit
+        })
 
 
 class Film:
-    """A step-through of a block pool: frames are taken while the pool works, and played in the page.
+    """A step-through of a block pool: frames are taken while the pool works, and played in the
+    page.
 
     Args:
-        pool: a BlockPool made with a Trace of its own: its events name the blocks that each frame highlights.
+        pool: a BlockPool made with a Trace of its own: its events name the blocks that each frame
+            highlights.
         block_size: tokens a block.
     """
 
@@ -164,7 +200,8 @@ class Film:
         self._contents: list[list[str]] = [[] for _ in range(pool.num_blocks)]
 
     def shot(self, text: str, **requests: tuple[Sequence[int], Sequence[str]]) -> None:
-        """Take a frame: what happened, and for each request its block table and its tokens as text."""
+        """Take a frame: what happened, and for each request its block table and its tokens as
+        text."""
         events = self.pool.trace.events[self._seen:]
         self._seen += len(events)
         for event in events:
@@ -173,16 +210,21 @@ class Film:
         for blocks, tokens in requests.values():
             for index, block in enumerate(blocks):
                 first = index * self.block_size
-                self._contents[block] = list(tokens[first:first + self.block_size]) or self._contents[block]
+                self._contents[block] = list(
+                    tokens[first:first + self.block_size]) or self._contents[block]
         self.frames.append({
-            "text": text,
-            "events": ["  ".join([event["event"]] + [f"{key}={value}" for key, value in event.items()
-                                                     if key not in ("step", "event")]) for event in events],
-            "touched": sorted({event["block"] for event in events if "block" in event}),
+            "text": text, "events": [
+                "  ".join([event["event"]] + [
+                    f"{key}={value}" for key, value in event.items() if key not in ("step", "event")
+                ]) for event in events
+            ], "touched": sorted({event["block"]
+                                  for event in events if "block" in event}),
             "ref_cnt": list(self.pool.ref_cnt), "queue": self.pool.free_queue(),
-            "contents": [list(tokens) for tokens in self._contents],
-            "requests": {name: {"blocks": list(blocks), "tokens": len(tokens)}
-                         for name, (blocks, tokens) in requests.items()}})
+            "contents": [list(tokens) for tokens in self._contents], "requests": {
+                name: {"blocks": list(blocks), "tokens": len(tokens)}
+                for name, (blocks, tokens) in requests.items()
+            }
+        })
 
     def play(self, title: str) -> None:
         """Show the frames, with buttons, a slider and the arrow keys to step through them."""
