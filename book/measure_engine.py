@@ -49,7 +49,7 @@ def main() -> None:
         names = museum(Path(__file__).with_name("engine.md"), place)
     answers = {name: output.outputs[0].text for name, output in sorted(names["outputs"].items())}
     record = machine("python book/measure_engine.py") | {
-        "place": place, "attention": names["llm"].runner.attention, "answers": answers,
+        "place": place, "attention": names["llm"].runner.attention.name, "answers": answers,
         "events": names["trace"].events
     }
     for event in names["trace"].select("STEP"):

@@ -159,7 +159,7 @@ def _generate(args) -> None:
     print()
     if args.stats:
         from paged.metrics import request_summary
-        print(f"{request_summary(output)}\nattention: {llm.runner.attention}", file=sys.stderr)
+        print(f"{request_summary(output)}\nattention: {llm.runner.attention.name}", file=sys.stderr)
 
 
 def _trace(args) -> None:

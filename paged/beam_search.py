@@ -6,7 +6,7 @@ ends; nothing is copied before a shared block is written.
 
     step        beams                          continuations kept          blocks (size 2)
       1         the                            cat  dog
-      2         the cat,  the dog              cat sat,  cat ran           [the cat] is shared by both,
+      2         the cat,  the dog              cat sat,  cat ran           [the cat] is shared,
       3         the cat sat,  the cat ran      ...                         [the dog] is free again
 
 So beams hold their common prefix once, and every ending that lost gives its blocks back.
@@ -17,50 +17,92 @@ PagedAttention" (SOSP 2023), section 4.4.
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
-from paged.request import CompletionOutput, Request
+from paged.completions import Group
+from paged.request import CompletionOutput, Request, RequestOutput
+from paged.sampling import BeamSearchParams
 from paged.scheduler import Scheduler
 
 
-class BeamSearch:
+class BeamSearch(Group):
     """The beams of one prompt.
 
     Args:
-        first: the request with the prompt; its params are BeamSearchParams.
+        output, order, salt, stop_token_ids, tokenizer: as for `completions.Completions`.
+        params: the user's.
 
     Attributes:
-        live: the requests that are beams now. The engine's own list of the prompt's unfinished
-            requests.
+        live: the requests that are beams now.
+        hypotheses: finished beams and their scores, best first.
         blocks_used, blocks_held: distinct blocks of all beams, and entries of their tables, over
             all steps.
     """
 
-    def __init__(self, first: Request):
-        self.params, self.live = first.params, [first]
-        self._num_forked = 0
-        self.blocks_used = self.blocks_held = 0
-        self.restart()
+    def __init__(self, output: RequestOutput, params: BeamSearchParams, order: int,
+                 salt: str | None, stop_token_ids: frozenset[int], tokenizer=None):
+        super().__init__(output, params)
+        self.stop_token_ids, self.tokenizer = stop_token_ids, tokenizer
+        output.outputs.append(CompletionOutput(0))
+        first = Request(output.request_id, (order, 0), list(output.prompt_token_ids), params,
+                        output, output.outputs[0], 0, salt)
+        first.group, first.waits = self, True
+        self.live.append(first)
+        self._num_forked = self.blocks_used = self.blocks_held = 0
+        self._begin()
 
-    def restart(self) -> None:
+    def restart(self, scheduler):
         """Begin again with the prompt: what an interruption left cannot be trusted."""
         del self.live[1:]
+        if self.live:
+            self._begin()
+        super().restart(scheduler)
+
+    def _begin(self) -> None:
         first = self.live[0]
         first.completion.token_ids.clear()
-        first.start_over()
         first.num_seats = self.params.beam_width
         self._logprob = {first: 0.0}  # of each live beam
         self._candidates: dict[Request, dict[int, float]] = {}
-        self.hypotheses: list[tuple[float, CompletionOutput]] = [
-        ]  # finished beams and their scores, best first
+        self.hypotheses: list[tuple[float, CompletionOutput]] = []
 
-    def offer(self, beam: Request, logprobs: dict[int, float] | None) -> bool:
-        """Take a beam's likeliest next tokens; True once every beam has offered."""
+    def take(self, request, token, logprobs, scheduler):
+        """Take what a beam offers; once all have, the best continuations go on, or the search
+        ends."""
+        request.token_ids.pop()  # the likeliest token is only one of the candidates
+        output = self.output
+        if output.metrics.first_token_time is None:
+            output.metrics.first_token_time = time.perf_counter()
         if logprobs is None:
-            raise ValueError(
-                "beam search needs log-probabilities: this runner does not fill batch.logprobs")
-        self._candidates[beam] = logprobs
-        return len(self._candidates) == len(self.live)
+            raise ValueError("beam search needs log-probabilities: this runner gives none")
+        self._candidates[request] = logprobs
+        if len(self._candidates) < len(self.live) or not self.advance(scheduler):
+            return
+        output.outputs = self.completions()
+        lengths = [len(completion.token_ids) for completion in output.outputs]
+        output.metrics.memory_saved = self.memory_saved()
+        output.metrics.num_output_tokens = sum(lengths)
+        output.metrics.longest_output = max(lengths)
+        for beam in list(self.live):
+            self.finish(beam, "length", scheduler)
+
+    def abort(self, scheduler):
+        self._show_beams()
+        super().abort(scheduler)
+
+    def fail(self, request, error, scheduler):
+        self._show_beams()
+        super().fail(request, error, scheduler)
+
+    def _show_beams(self) -> None:
+        """What there is when the search does not come to its end: the beams, likeliest first."""
+        beams = sorted(self.live, key=lambda beam: -self._logprob.get(beam, 0.0))
+        self.output.outputs = [beam.completion for beam in beams]
+        for index, beam in enumerate(beams):
+            completion = beam.completion
+            completion.index, completion.cumulative_logprob = index, self._logprob.get(beam, 0.0)
+            completion.text = self._text(completion.token_ids)
 
     def advance(self, scheduler: Scheduler) -> bool:
         """Let the best continuations live on, and fork or end the beams; True if the search is
@@ -69,7 +111,7 @@ class BeamSearch:
         Of all continuations the best 2 × beam_width are looked at. Those that end a text become
         hypotheses, and the best beam_width of the others are the beams of the next step.
         """
-        params, end = self.params, self.live[0].stop_token_ids
+        params, end = self.params, self.stop_token_ids
         ranked = sorted(((self._logprob[beam] + logprob, beam, token)
                          for beam, candidates in self._candidates.items()
                          for token, logprob in candidates.items()), key=lambda c:
@@ -88,21 +130,31 @@ class BeamSearch:
             return True
         if not survivors or self._decided(survivors[0][0], length):
             return True
-        for beam in list(self.live):
-            self._continue(beam, [(token, logprob)
-                                  for logprob, parent, token in survivors if parent is beam],
-                           scheduler)
+        tokens: dict[Request, list[tuple[int, float]]] = {beam: [] for beam in self.live}
+        for logprob, beam, token in survivors:
+            tokens[beam].append((token, logprob))
+        for beam in sorted(self.live,
+                           key=lambda beam: len(tokens[beam])):  # losers give their seats
+            self._continue(beam, tokens[beam], scheduler)
+        for beam in self.live:
+            beam.num_seats = 1
+        self.live[0].num_seats += params.beam_width - len(self.live)  # kept for beams to come
         self._count_blocks()
         return False
 
-    def completions(self, tokenizer=None) -> list[CompletionOutput]:
+    def completions(self) -> list[CompletionOutput]:
         """The best hypotheses, best first; with a tokenizer, as text, too."""
-        completions = []
-        for index, (_, found) in enumerate(self.hypotheses):
-            visible = found.token_ids[:-1] if found.finish_reason == "stop" else found.token_ids
-            text = b"" if tokenizer is None else b"".join(map(tokenizer.token_bytes, visible))
-            completions.append(replace(found, index=index, text=text.decode(errors="replace")))
-        return completions
+        return [
+            replace(
+                found, index=index, text=self._text(found.token_ids[:-1] if found.finish_reason ==
+                                                    "stop" else found.token_ids))
+            for index, (_, found) in enumerate(self.hypotheses)
+        ]
+
+    def _text(self, token_ids: list[int]) -> str:
+        tokenizer = self.tokenizer
+        text = b"" if tokenizer is None else b"".join(map(tokenizer.token_bytes, token_ids))
+        return text.decode(errors="replace")
 
     def memory_saved(self) -> float:
         """Share of the blocks of all beams that sharing saved, over all steps."""
@@ -113,7 +165,6 @@ class BeamSearch:
         """The beam itself goes on with the first of its surviving tokens, a fork with each of the
         others."""
         before = list(beam.token_ids)
-        beam.num_seats = 1
         del self._logprob[beam]
         for index, (token, logprob) in enumerate(tokens):
             child = beam
@@ -121,10 +172,10 @@ class BeamSearch:
                 self._num_forked += 1
                 completion = CompletionOutput(self._num_forked,
                                               token_ids=before[beam.num_prompt_tokens:])
-                child = Request(f"{beam.output.request_id}.{self._num_forked}",
+                child = Request(f"{self.output.request_id}.{self._num_forked}",
                                 (beam.order[0], self._num_forked), list(before), beam.params,
-                                beam.output, completion, beam.seed, beam.salt, beam.stop_token_ids)
-                child.beams = self
+                                self.output, completion, beam.seed, beam.salt)
+                child.group, child.waits = self, True
                 self.live.append(child)
             child.token_ids.append(token)
             child.completion.token_ids.append(token)

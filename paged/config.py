@@ -62,6 +62,25 @@ class EngineConfig:
                     f"{name} is {getattr(self, name)!r}: choose {' or '.join(choices)}")
 
 
+@dataclass(frozen=True)
+class Speedups:
+    """What makes the GPU engine fast, each to be switched off on its own.
+
+    Attributes:
+        graphs: replay CUDA graphs, for every step of up to 16,384 tokens.
+        fused: fused operations instead of plain ones (without them nothing below applies, and no
+            graphs). None: on a GPU; elsewhere they run in Triton's interpreter.
+        narrow_products: take steps of few tokens through products that carry all that lies between
+            them.
+        run_ahead: launch a step before the tokens of the one before are read. None: on a GPU.
+    """
+
+    graphs: bool = True
+    fused: bool | None = None
+    narrow_products: bool = True
+    run_ahead: bool | None = None
+
+
 def checked_prompt(prompt_token_ids: Sequence[int], params: SamplingParams, config: EngineConfig,
                    vocab_size: int | None = None) -> list[int]:
     """The prompt as a list; ValueError, with the numbers and the way out, if it can never be

@@ -10,10 +10,51 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from paged.checks import whole_number
+from paged.device import free_memory
+from paged.memory import GiB
+
+
+@dataclass(frozen=True)
+class CacheSpec:
+    """What a block holds: said once, for budget, allocation, copies, swap and kernels.
+
+    Args:
+        num_layers, block_size, num_kv_heads, head_dim: the shape; each at least 1 (ValueError).
+        dtype: of K and V, which need not be the model's.
+    """
+
+    num_layers: int
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype = torch.float32
+
+    def __post_init__(self):
+        for name in ("num_layers", "block_size", "num_kv_heads", "head_dim"):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), least=1))
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block, K and V, over all layers."""
+        numbers = 2 * self.num_layers * self.block_size * self.num_kv_heads * self.head_dim
+        return numbers * self.dtype.itemsize
+
+    def allocate(self, num_blocks: int, device: str | torch.device = "cpu") -> PagedKVCache:
+        """A cache of so many blocks. Raises MemoryError, with the numbers, if it does not fit."""
+        device = torch.device(device)
+        try:
+            return PagedKVCache(self.num_layers, num_blocks, self.block_size, self.num_kv_heads,
+                                self.head_dim, self.dtype, device)
+        except RuntimeError as error:  # torch.OutOfMemoryError is one
+            size = num_blocks * self.block_bytes / GiB
+            raise MemoryError(
+                f"a pool of {num_blocks} blocks of {self.block_size} tokens takes "
+                f"{size:.2f} GiB, and {free_memory(device)}: lower num_blocks") from error
 
 
 class PagedKVCache:
@@ -25,6 +66,7 @@ class PagedKVCache:
         dtype, device: of the tensors.
 
     Attributes:
+        spec: what a block holds.
         k, v: a list with one tensor a layer, [num_blocks, block_size, num_kv_heads, head_dim].
 
     The memory is not cleared: nothing may be read that was not written.
@@ -33,19 +75,14 @@ class PagedKVCache:
     def __init__(self, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int,
                  head_dim: int, dtype: torch.dtype = torch.float32,
                  device: str | torch.device = "cpu"):
-        shape = dict(num_layers=num_layers, num_blocks=num_blocks, block_size=block_size,
-                     num_kv_heads=num_kv_heads, head_dim=head_dim)
-        shape = {name: whole_number(name, value, least=1) for name, value in shape.items()}
-        self.num_blocks, self.block_size = shape["num_blocks"], shape["block_size"]
-        self.num_kv_heads, self.head_dim = shape["num_kv_heads"], shape["head_dim"]
-        self.data = torch.empty(2, *shape.values(), dtype=dtype, device=device)
+        self.spec = spec = CacheSpec(num_layers, block_size, num_kv_heads, head_dim, dtype)
+        self.num_blocks = whole_number("num_blocks", num_blocks, least=1)
+        self.block_size, self.block_bytes = spec.block_size, spec.block_bytes
+        self.num_kv_heads, self.head_dim = spec.num_kv_heads, spec.head_dim
+        self.data = torch.empty(2, spec.num_layers, self.num_blocks, spec.block_size,
+                                spec.num_kv_heads, spec.head_dim, dtype=dtype, device=device)
         self.k = list(self.data[0])
         self.v = list(self.data[1])
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of one block, K and V, over all layers."""
-        return self.data.nbytes // self.num_blocks
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of a layer, each [num_blocks, block_size, num_kv_heads, head_dim]. ValueError if
@@ -66,7 +103,7 @@ class PagedKVCache:
         Raises ValueError for what does not fit together, IndexError for a slot outside the cache.
         Slots that are on a GPU are not looked at: nothing waits for it.
         """
-        k_cache, v_cache = self.layer(layer)
+        self.layer(layer)
         slots = integers("slot_mapping", slot_mapping)
         expected = (len(slots), self.num_kv_heads, self.head_dim)
         if tuple(k.shape) != expected or tuple(v.shape) != expected:
@@ -75,9 +112,14 @@ class PagedKVCache:
                 f"take {expected}")
         if slots.is_cpu:
             check_range("slots", slots, self.num_blocks * self.block_size, "rows", least=-1)
-        slots = slots.to(self.data.device)
+        self.store(layer, slots.to(self.data.device), k, v)
+
+    def store(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """`write` for those who know that everything fits; slots lie where the cache does."""
+        k_cache, v_cache = self.k[layer], self.v[layer]
         if self.data.is_cuda:
             from paged.kernels.store import store  # one kernel, and no wait for the GPU
+
             store(k, v, k_cache, v_cache, slots)
             return
         # Through PyTorch's indexing, −1 would mean the last row: drop the padding before writing.
@@ -96,11 +138,21 @@ class PagedKVCache:
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, in every layer: (source, destination) pairs, all read before any is
         written."""
-        if pairs:
-            sources, destinations = zip(*pairs)
-            check_range("blocks", integers("pairs", sources + destinations), self.num_blocks,
-                        "blocks")
-            self.data[:, :, list(destinations)] = self.data[:, :, list(sources)]
+        copy_between(self, self, pairs)
+
+
+def copy_between(source: PagedKVCache | None, destination: PagedKVCache | None,
+                 pairs: Sequence[tuple[int, int]]) -> None:
+    """Copy whole blocks from one cache to another, or to itself: (source block, destination block)
+    pairs, all read before any is written. IndexError for a block that is not there."""
+    if not pairs:
+        return
+    assert source is not None and destination is not None
+    sources, destinations = zip(*pairs)
+    for blocks, cache in ((sources, source), (destinations, destination)):
+        check_range("blocks", integers("pairs", blocks), cache.num_blocks, "blocks")
+    moved = source.data[:, :, list(sources)].to(destination.data.device)
+    destination.data[:, :, list(destinations)] = moved
 
 
 def gather(k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: Sequence[int],

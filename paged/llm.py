@@ -14,12 +14,14 @@ import torch
 from tqdm import tqdm
 
 from paged.attention import BACKENDS
-from paged.engine import Engine, EngineConfig
+from paged.config import EngineConfig, Speedups
+from paged.device import enough_memory, use_device
+from paged.engine import Engine
 from paged.memory import GiB
-from paged.models.loader import Loaded, enough_memory, load, use_device
+from paged.models.loader import Loaded, load
 from paged.request import RequestOutput
 from paged.sampling import BeamSearchParams, SamplingParams
-from paged.startup import Speedups, block_bytes, cpu_num_blocks, make_runner, measure_budget, timed
+from paged.startup import cache_spec, cpu_num_blocks, make_runner, measure_budget, timed
 from paged.trace import NO_TRACE, Trace
 
 Prompt = "str | list[int] | list[dict[str, str]]"
@@ -58,6 +60,8 @@ class LLM:
         enforce_eager: no CUDA graphs.
         preemption: "recompute" or "swap".
         seed: for requests that bring no seed of their own.
+        kv_cache_dtype: of K and V in the cache, a name of `startup.KV_CACHE_DTYPES`; "auto" is the
+            model's.
         speedups: what makes the GPU fast, to be switched off for comparison.
         trace: receives every event.
         use_tqdm: show what start-up does as bars.
@@ -75,8 +79,8 @@ class LLM:
                  max_num_seqs: int = 256, max_num_batched_tokens: int | None = None,
                  enable_prefix_caching: bool = True, prefix_cache: str = "hash",
                  attention_backend: str = "auto", enforce_eager: bool = False,
-                 preemption: str = "recompute", seed: int = 0, speedups: Speedups = Speedups(),
-                 trace: Trace = NO_TRACE, use_tqdm: bool = True):
+                 preemption: str = "recompute", seed: int = 0, kv_cache_dtype: str = "auto",
+                 speedups: Speedups = Speedups(), trace: Trace = NO_TRACE, use_tqdm: bool = True):
         asked, device = device, use_device(device)
         if isinstance(model, Loaded):
             there = model.decoder.embedding.device
@@ -95,10 +99,12 @@ class LLM:
         if max_num_batched_tokens is None:
             max_num_batched_tokens = 8192 if device.type == "cuda" else 2048
         # Checked before a model is loaded; the pool is sized after.
-        EngineConfig(num_blocks=1 if num_blocks is None else num_blocks, block_size=block_size,
-                     max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
-                     max_model_len=1 if max_model_len is None else max_model_len,
-                     preemption=preemption, prefix_cache=prefix_cache)
+        config = EngineConfig(num_blocks=num_blocks or 1, block_size=block_size,
+                              max_num_seqs=max_num_seqs,
+                              max_num_batched_tokens=max_num_batched_tokens,
+                              max_model_len=1 if max_model_len is None else max_model_len,
+                              enable_prefix_caching=enable_prefix_caching,
+                              prefix_cache=prefix_cache, preemption=preemption, seed=seed)
         self.start_up: dict[str, float] = {}
         with timed(self.start_up, "weights"):
             loaded = model if isinstance(model, Loaded) else load(model, device, dtype, use_tqdm)
@@ -111,39 +117,38 @@ class LLM:
             raise ValueError(
                 f"max_model_len is {max_model_len}; the model was trained for {longest} positions: "
                 f"lower it")
-        max_model_len = max_model_len or longest
+        config = replace(config, max_model_len=max_model_len or longest)
+        spec = cache_spec(loaded.decoder, block_size, kv_cache_dtype)
         self.budget = None
         speedups = replace(speedups, graphs=speedups.graphs and not enforce_eager)
-        sizes = block_size, max_num_seqs, max_model_len
         if num_blocks is None and device.type == "cuda":
             with timed(self.start_up, "warm-up"):
-                self.budget = measure_budget(loaded.decoder, *sizes, max_num_batched_tokens,
-                                             gpu_memory_utilization, attention_backend, speedups,
-                                             trace, use_tqdm)
+                self.budget = measure_budget(loaded.decoder, spec, config, gpu_memory_utilization,
+                                             attention_backend, speedups, trace, use_tqdm)
             num_blocks = self.budget.num_blocks
         elif num_blocks is None:
-            num_blocks = cpu_num_blocks(loaded.decoder, *sizes)
-            trace.emit("KV_BUDGET_ESTIMATE", num_blocks=num_blocks, block_bytes=block_bytes(
-                loaded.decoder, block_size))
-        config = EngineConfig(
-            num_blocks=num_blocks, block_size=block_size, max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens, max_model_len=min(
-                max_model_len,
-                num_blocks * block_size), enable_prefix_caching=enable_prefix_caching,
-            prefix_cache=prefix_cache, preemption=preemption, seed=seed)
+            num_blocks = cpu_num_blocks(spec, config)
+            trace.emit("KV_BUDGET_ESTIMATE", num_blocks=num_blocks, block_bytes=spec.block_bytes)
+        capacity = num_blocks * block_size
+        if max_model_len is not None and max_model_len > capacity:
+            raise ValueError(f"max_model_len is {max_model_len}, and a pool of {num_blocks} blocks "
+                             f"of {block_size} holds {capacity} tokens: raise num_blocks or "
+                             f"gpu_memory_utilization, or lower max_model_len")
+        config = replace(config, num_blocks=num_blocks, max_model_len=min(
+            config.max_model_len, capacity))
         with timed(self.start_up,
                    "pool and graphs" if device.type == "cuda" and speedups.graphs else "pool"):
-            self.runner = make_runner(loaded.decoder, config, attention_backend, speedups, use_tqdm)
+            self.runner = make_runner(loaded.decoder, spec, config, attention_backend, speedups,
+                                      use_tqdm)
         self.engine = Engine(config, self.runner, loaded.tokenizer, loaded.eos_token_ids,
                              loaded.config.vocab_size, trace)
-        pool = num_blocks * block_bytes(loaded.decoder, block_size) / GiB
+        pool = num_blocks * spec.block_bytes / GiB
         self._step_needs = (
             f"a step of up to {max_num_batched_tokens} tokens beside a pool of {num_blocks} blocks "
             f"({pool:.2f} GiB)", "Lower num_blocks, gpu_memory_utilization, max_num_batched_tokens "
             "or max_num_seqs", device)
 
-    # ── generation
-    # ────────────────────────────────────────────────────────────────────────────────────
+    # ── generation ────────────────────────────────────────────────────────────────────────────────
 
     def generate(self, prompts: Prompt | Sequence[Prompt],
                  sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,

@@ -31,7 +31,7 @@ COLUMNS = ("step", "ms", "prefill", "decode", "cached", "running", "waiting", "s
 
 def step_figures(scheduler: Scheduler, batch: Batch, preemptions_before: int) -> dict:
     """The fields of a STEP event, but for its seconds."""
-    decode = sum(map(batch.is_decode, range(len(batch.requests))))
+    decode = sum(request.decodes(new) for request, new in scheduler.scheduled.items())
     pool, waiting = scheduler.pool, scheduler.waiting
     swapped = sum(request.status is Status.SWAPPED for request in waiting)
     return {
@@ -92,8 +92,7 @@ def _spread(values: Iterable[float | None]) -> dict | None:
     }
 
 
-# ── for the terminal
-# ──────────────────────────────────────────────────────────────────────────────────
+# ── for the terminal ──────────────────────────────────────────────────────────────────────────────
 
 
 def step_table(trace: Trace) -> str:

@@ -29,7 +29,8 @@ class CompletionOutput:
         text: what was generated so far, without the stop string; empty without a tokenizer.
         new_text: the part of it that the last step added.
         token_ids: the generated tokens, the one that ended the request included.
-        finish_reason: "stop", "length", "abort", or None while it goes on.
+        finish_reason: "stop", "length", "abort", "error", or None while it goes on.
+        error: what went wrong, for "error"; the text and tokens before it are good.
         logprobs: one dict {token id: log-probability} a generated token, if asked for.
         cumulative_logprob: of the whole completion, from beam search.
     """
@@ -39,6 +40,7 @@ class CompletionOutput:
     new_text: str = ""
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
+    error: str | None = None
     logprobs: list[dict[int, float]] | None = None
     cumulative_logprob: float | None = None
 
@@ -60,7 +62,8 @@ class RequestMetrics:
     @property
     def queue_time(self) -> float | None:
         """Seconds from arrival until the first blocks were given."""
-        return None if self.first_scheduled_time is None else self.first_scheduled_time - self.arrival_time
+        scheduled = self.first_scheduled_time
+        return None if scheduled is None else scheduled - self.arrival_time
 
     @property
     def time_to_first_token(self) -> float | None:
@@ -112,47 +115,55 @@ class Request:
         token_ids: the prompt and what was generated since.
         num_computed_tokens: how many of them have their K and V in the cache.
         block_table: the blocks that hold these, in order.
+        num_known_blocks: how many of the table, from its beginning, the runner has been told.
         order: arrival order; a preempted request keeps it.
+        seat: its row in what the runner keeps, while it runs; else None.
+        newly_seated: the runner has not yet been told who sits there.
         num_seats: resident requests it counts for: n until its completions have forked, then 1.
+        waits: its next step needs its last token on the CPU, so it is never run ahead.
         may_share_tail: it has forked, so the block it writes next may be shared.
-        beams: the search that it is a beam of, or None.
+        completion: what it adds to its user's output.
+        group: what becomes of its tokens, `completions.Completions` or `beam_search.BeamSearch`;
+            None for whoever schedules without an engine.
     """
 
     __slots__ = ("request_id", "order", "params", "token_ids", "num_prompt_tokens",
-                 "num_computed_tokens", "block_table", "host_block_table", "status", "num_seats",
-                 "may_share_tail", "seed", "salt", "prefix", "num_registered_blocks",
-                 "max_num_tokens", "stop_token_ids", "detokenizer", "output", "completion", "beams")
+                 "num_computed_tokens", "block_table", "num_known_blocks", "host_block_table",
+                 "status", "seat", "newly_seated", "num_seats", "waits", "may_share_tail", "seed",
+                 "salt", "prefix", "num_registered_blocks", "max_num_tokens", "output",
+                 "completion", "group")
 
     def __init__(self, request_id: str, order: tuple[int, int], token_ids: list[int],
                  params: SamplingParams, output: RequestOutput, completion: CompletionOutput,
-                 seed: int, salt: str | None, stop_token_ids: frozenset[int], detokenizer=None):
+                 seed: int, salt: str | None = None):
         self.request_id, self.order, self.params = request_id, order, params
         self.token_ids = token_ids
         self.num_prompt_tokens = len(output.prompt_token_ids)
-        self.num_computed_tokens = 0
+        self.num_computed_tokens = self.num_known_blocks = self.num_registered_blocks = 0
         self.block_table: list[int] = []
         self.host_block_table: list[int] = []
         self.status = Status.WAITING
+        self.seat: int | None = None
         self.num_seats = params.n
-        self.may_share_tail = False
-        self.seed, self.salt = seed, salt
-        self.prefix = None
-        self.num_registered_blocks = 0
+        self.newly_seated = self.waits = self.may_share_tail = False
+        self.seed, self.salt, self.prefix = seed, salt, None
         self.max_num_tokens = self.num_prompt_tokens + params.max_tokens
-        self.stop_token_ids = stop_token_ids
-        self.detokenizer = detokenizer
-        self.output, self.completion = output, completion
-        self.beams = None
+        self.output, self.completion, self.group = output, completion, None
+
+    def decodes(self, num_tokens: int) -> bool:
+        """Whether so many next tokens are one of its answer, not of its prompt."""
+        return num_tokens == 1 and self.num_computed_tokens >= self.num_prompt_tokens
 
     def drop_blocks(self) -> None:
         """Nothing is computed any more. Whoever counts references gives them up before."""
         self.block_table, self.host_block_table = [], []
-        self.num_computed_tokens = self.num_registered_blocks = 0
+        self.num_computed_tokens = self.num_known_blocks = self.num_registered_blocks = 0
         self.prefix, self.may_share_tail = None, False
 
     def start_over(self) -> None:
         """Nothing is computed, and a token still on its way will not arrive."""
         self.drop_blocks()
+        self.seat = None
         self.token_ids[self.num_prompt_tokens:] = self.completion.token_ids
 
     def __repr__(self) -> str:

@@ -1,65 +1,95 @@
-"""Choosing the next token of every request of a batch from its logits.
+"""Choosing the next token of every row of logits: the specification, in PyTorch.
 
-Everything happens on the device of the logits, and one copy at the end brings the tokens to the
-host. A row never reads another row, and the only random number it uses is a function of its
-request's seed and of how many tokens the request has generated. So a seeded request draws the same
-tokens whatever shares the batch.
+    logits - penalties -> temperature -> min-p -> top-k -> top-p -> one random number picks the token
 
-    logits - penalty -> temperature -> min-p -> top-k -> top-p -> one uniform number picks the token
+A row never reads another row, and its random number is a function of its request's seed and of the
+place of the token in its text. So a seed draws the same tokens whatever shares the batch, and a
+filter that removes nothing changes nothing. `kernels.sample` does the same on a GPU, without a sort.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 from torch import Tensor
+
+from paged.sampling import (
+    FREQUENCY,
+    IN_PROMPT,
+    MIN_P,
+    PRESENCE,
+    PROMPT,
+    REPETITION,
+    SEED,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+)
+from paged.seats import Seats
 
 HEAD = 1024  # likeliest tokens looked at before the whole vocabulary is sorted
 _MASK = 2**64 - 1
 
 
-def sample(logits: Tensor,
-           requests: Sequence[Any]) -> tuple[list[int], list[dict[int, float] | None] | None]:
-    """The chosen token of each row of logits [requests, vocab], and log-probabilities where asked
-    for.
+def sample(logits: Tensor, seats: Tensor, seq_lens: Tensor, samples: Tensor, state: Seats,
+           out: Tensor, turn: Tensor) -> None:
+    """Draw the next token of every row.
 
-    A request has .params (SamplingParams), .token_ids (prompt and output), .num_prompt_tokens and
-    .seed. The log-probabilities are those of the model itself, before penalty and temperature: of
-    the chosen token and of the params.logprobs likeliest ones. logits is not written to. Raises
-    ValueError when a row holds NaN or infinity.
+    Args:
+        logits: [rows, vocab]. A row with NaN or infinity, or with nothing above −infinity, gives −1.
+        seats, seq_lens: [rows]; the seat of each row, and the length of its context.
+        samples: [rows], 0 for a row whose token does not count.
+        state: the token goes to its tokens[seat] and into its history.
+        out: [turns, at least rows], the token goes to out[turn, row]; turn: [1].
     """
-    chosen = choose(logits, requests)
-    logprobs = _logprobs(logits, requests, chosen)
-    tokens = chosen.tolist()
-    if -1 in tokens:
-        raise ValueError(
-            f"Row {tokens.index(-1)} of {len(tokens)} rows of logits holds NaN or infinity: the "
-            "weights are damaged, or their dtype is too narrow for this model; try bfloat16 or "
-            "float32.")
-    return tokens, logprobs
+    numbers, integers = state.floats[seats], state.integers[seats]
+    tokens = draw(logits.float(), numbers, integers, seq_lens - integers[:, PROMPT],
+                  state.history[seats] if _penalized(numbers).any() else None)
+    out[turn[0], :len(tokens)] = tokens
+    counts = (samples > 0) & (tokens >= 0)
+    state.tokens[seats[counts].long()] = tokens[counts].int()
+    counts &= _penalized(numbers)
+    at, drawn = seats[counts].long(), tokens[counts]
+    seen = state.history[at, drawn]
+    state.history[at, drawn] = seen + (seen % IN_PROMPT < IN_PROMPT - 1)
 
 
-def choose(logits: Tensor, requests: Sequence[Any]) -> Tensor:
-    """The chosen tokens [requests], still on the device, of logits [requests, vocab]; -1 for a
-    broken row."""
-    logits = _penalize(logits, requests)
+def draw(logits: Tensor, numbers: Tensor, integers: Tensor, places: Tensor,
+         history: Tensor | None = None) -> Tensor:
+    """The chosen tokens [rows] of logits [rows, vocab], float32; −1 for a broken row.
+
+    Args:
+        numbers, integers: [rows, columns], the columns of `sampling`.
+        places: [rows]; of the token among those that were generated, counted from 0.
+        history: [rows, vocab], see `batch.Newcomer`; None where no row has a penalty.
+    """
+    if history is not None:
+        logits = penalize(logits, numbers, history)
     peak, likeliest = logits.max(dim=-1)
     tokens = likeliest
-    drawn = [i for i, request in enumerate(requests) if request.params.temperature > 0]
-    if drawn:
-        at = torch.tensor(drawn, device=logits.device)
-        whole = len(drawn) == len(requests)
-        rows, top = (logits, peak) if whole else (logits[at], peak[at])
-        tokens = likeliest.index_copy(0, at, _draw(rows, top, [requests[i] for i in drawn]))
+    drawn = (numbers[:, TEMPERATURE] > 0).nonzero()[:, 0]
+    if len(drawn):
+        numbers, integers, logits = numbers[drawn], integers[drawn], logits[drawn]
+        # Relative to the likeliest token, whose weight is 1: no temperature can overflow. Not
+        # normalised, since all that follows compares with a share of the total.
+        temperature = numbers[:, TEMPERATURE, None].clamp(min=1e-6)
+        relative = logits - peak[drawn, None]
+        weights = (relative / temperature).exp()
+        min_p = numbers[:, MIN_P, None]
+        weights = weights.masked_fill((min_p > 0) & (relative < min_p.log() * temperature), 0)
+        points = [
+            uniform(seed, place)
+            for seed, place in zip(integers[:, SEED].tolist(), places[drawn].tolist())
+        ]
+        kept = keep_likeliest(weights, integers[:, TOP_K], numbers[:, TOP_P])
+        picked = _pick(kept, torch.tensor(points, device=logits.device)[:, None])
+        tokens = likeliest.index_copy(0, drawn, picked)
     return torch.where(peak.isfinite(), tokens, -1)
 
 
-def uniform(seed: int, step: int) -> float:
-    """A number of [0, 1) for the step-th token of a seed: a multiple of 2^-23 (SplitMix64, Steele
+def uniform(seed: int, place: int) -> float:
+    """A number of [0, 1) for a place in the text of a seed: a multiple of 2^-23 (SplitMix64, Steele
     2014)."""
-    mixed = _mix(_mix(seed & _MASK) + step)
+    mixed = _mix(_mix(seed & _MASK) + place)
     return (mixed >> 41) / 2**23  # coarse enough for u * total < total to hold in float32
 
 
@@ -70,74 +100,46 @@ def _mix(x: int) -> int:
     return x ^ x >> 31
 
 
-def _penalize(logits: Tensor, requests: Sequence[Any]) -> Tensor:
-    """Repetition penalty (Keskar et al. 2019): tokens of the prompt and of the output become less
-    likely."""
-    rows, tokens, penalties = [], [], []
-    for i, request in enumerate(requests):
-        if request.params.repetition_penalty != 1:
-            seen = set(request.token_ids)
-            rows += [i] * len(seen)
-            tokens += seen
-            penalties += [request.params.repetition_penalty] * len(seen)
-    if not rows:
-        return logits
-    where = (torch.tensor(rows, device=logits.device), torch.tensor(tokens, device=logits.device))
-    penalty, seen = _column(penalties, logits)[:, 0], logits[where]
-    return logits.index_put(where, torch.where(seen > 0, seen / penalty, seen * penalty))
+def _penalized(numbers: Tensor) -> Tensor:
+    return ((numbers[:, REPETITION] != 1) | (numbers[:, PRESENCE] != 0)
+            | (numbers[:, FREQUENCY] != 0))
 
 
-def _draw(logits: Tensor, peak: Tensor, requests: Sequence[Any]) -> Tensor:
-    """One token [rows] at random for each row of logits [rows, vocab] with maximum peak [rows]."""
-    params, vocab = [request.params for request in requests], logits.shape[-1]
-    points = _column([
-        uniform(request.seed,
-                len(request.token_ids) - request.num_prompt_tokens) for request in requests
-    ], logits)
-    # Relative to the likeliest token, whose weight is 1: no temperature can overflow. Not
-    # normalised, since all that follows compares with a share of the total.
-    temperature = _column([max(p.temperature, 1e-6) for p in params], logits)
-    weights = ((logits - peak[:, None]) / temperature).exp_()
-    if any(p.min_p > 0 for p in params):
-        weights.masked_fill_(weights < _column([p.min_p for p in params], logits), 0)
-    cut = [i for i, p in enumerate(params) if 0 < p.top_k < vocab or p.top_p < 1]
-    if not cut:
-        return _pick(weights, points)
-    at = torch.tensor(cut, device=logits.device)
-    kept, ids = _likeliest(weights[at], [params[i] for i in cut])
-    # Laid end to end by token id, not by weight: two nearly equal weights may change places when
-    # other requests share the batch, and the same random number would then fall on the other token.
-    if ids.shape[-1] == vocab:
-        tokens = _pick(torch.zeros_like(kept).scatter_(1, ids, kept), points[at])
-    else:
-        ids, order = ids.sort(dim=-1)
-        tokens = ids.gather(1, _pick(kept.gather(1, order), points[at])[:, None])[:, 0]
-    return tokens if len(cut) == len(params) else _pick(weights, points).index_copy(0, at, tokens)
+def penalize(logits: Tensor, numbers: Tensor, history: Tensor) -> Tensor:
+    """Logits [rows, vocab] after the repetition penalty (Keskar et al. 2019), which looks at prompt
+    and output, and the presence and frequency penalties, which look at the output."""
+    repetition = numbers[:, REPETITION, None]
+    seen = torch.where(logits > 0, logits / repetition, logits * repetition)
+    count = history % IN_PROMPT
+    logits = torch.where((history != 0) & (repetition != 1), seen, logits)
+    return (logits - numbers[:, FREQUENCY, None] * count - numbers[:, PRESENCE, None] * (count > 0))
 
 
-def _likeliest(weights: Tensor, params: Sequence[Any]) -> tuple[Tensor, Tensor]:
-    """Top-k, then top-p among what it left: weights and token ids [rows, n], likeliest first, 0
-    where cut."""
+def keep_likeliest(weights: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """Weights [rows, vocab] with 0 for what top-k, then top-p among what it left, cut away.
+
+    Of tokens of equal weight the lower id stays first.
+    """
     vocab = weights.shape[-1]
-    k = torch.tensor([p.top_k or vocab for p in params], device=weights.device)[:, None]
+    cut = ((0 < top_k) & (top_k < vocab) | (top_p < 1)).nonzero()[:, 0]
+    if not len(cut):
+        return weights
+    rows = weights[cut]
+    k = torch.where(top_k[cut] > 0, top_k[cut], vocab)[:, None]
     # A share is reached when rounding alone keeps the sum from it; the whole is never reached.
-    share = _column([p.top_p * (1 - 1e-6) if p.top_p < 1 else 2.0 for p in params], weights)
-    total = weights.sum(dim=-1, keepdim=True)
+    share = torch.where(top_p[cut] < 1, top_p[cut] * (1 - 1e-6), 2.0)[:, None]
+    total = rows.sum(dim=-1, keepdim=True)
     # Sorting a vocabulary costs ten times what finding its head costs, and the head nearly always
-    # holds the answer: it does if all that stays is likelier than the head's last token. To look is
-    # free on the CPU; on a GPU it would be a wait for the device.
-    looks = weights.is_cpu and not any(HEAD < p.top_k < vocab for p in params)
-    fits = all(0 < p.top_k <= HEAD for p in params)
-    for size in [min(HEAD, vocab), vocab] if looks or fits else [vocab]:
-        head, ids = _sorted(weights, size)
-        inside = head.masked_fill(torch.arange(size, device=weights.device) >= k, 0)
+    # holds the answer: it does if all that stays is likelier than the head's last token.
+    for size in (min(HEAD, vocab), vocab):
+        head, ids = _sorted(rows, size)
+        inside = head.masked_fill(torch.arange(size, device=rows.device) >= k, 0)
         reached = inside.cumsum(dim=-1)
         target = share * torch.where(k <= size, reached[:, -1:], total)
-        kept = inside.masked_fill(reached - inside >= target,
-                                  0)  # it stays while those before it fall short
-        if not looks or size == vocab or ((kept == 0) | (kept > head[:, -1:])).all():
+        kept = inside.masked_fill(reached - inside >= target, 0)  # while those before fall short
+        if ((kept == 0) | (kept > head[:, -1:])).all():
             break
-    return kept, ids
+    return weights.index_copy(0, cut, torch.zeros_like(rows).scatter_(1, ids, kept))
 
 
 def _sorted(weights: Tensor, size: int) -> tuple[Tensor, Tensor]:
@@ -158,23 +160,10 @@ def _pick(weights: Tensor, points: Tensor) -> Tensor:
     return found.clamp_(max=weights.shape[-1] - 1)  # a row of NaN is reported by the caller
 
 
-def _logprobs(logits: Tensor, requests: Sequence[Any],
-              tokens: Tensor) -> list[dict[int, float] | None] | None:
-    asked = [i for i, request in enumerate(requests) if request.params.logprobs is not None]
-    if not asked:
-        return None
-    at = torch.tensor(asked, device=logits.device)
-    scores = logits[at].log_softmax(dim=-1)
-    chosen = tokens[at].clamp(min=0)[:, None]
-    top = scores.topk(min(max(requests[i].params.logprobs for i in asked), scores.shape[-1]))
-    ids = torch.cat((chosen, top.indices), dim=1).tolist()
-    values = torch.cat((scores.gather(1, chosen), top.values), dim=1).tolist()
-    result: list[dict[int, float] | None] = [None] * len(requests)
-    for i, row_ids, row_values in zip(asked, ids, values, strict=True):
-        keep = 1 + requests[i].params.logprobs
-        result[i] = dict(zip(row_ids[:keep], row_values[:keep], strict=True))
-    return result
-
-
-def _column(values: list[float], like: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=torch.float32, device=like.device)[:, None]
+def logprobs(logits: Tensor, tokens: Tensor, num_likeliest: int) -> tuple[Tensor, Tensor]:
+    """Token ids and their log-probabilities, each [rows, 1 + num_likeliest]: of the token drawn, and
+    of the likeliest, falling. They are the model's own, before penalties and temperature."""
+    scores = logits.float().log_softmax(dim=-1)
+    top = scores.topk(min(num_likeliest, scores.shape[-1]))
+    ids = torch.cat((tokens.long().clamp(min=0)[:, None], top.indices), dim=1)
+    return ids, scores.gather(1, ids)

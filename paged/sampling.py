@@ -10,6 +10,12 @@ from numbers import Real
 
 from paged.checks import whole_number
 
+# Where a runner keeps what a seat asks for: columns of its numbers, and of its integers.
+TEMPERATURE, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY = range(6)
+SEED, TOP_K, PROMPT = range(3)
+IN_PROMPT = 1 << 14
+"""Added to a token's count of appearances in the output, where it is in the prompt too."""
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -21,8 +27,10 @@ class SamplingParams:
         top_k: keep the k likeliest tokens; 0 keeps all.
         top_p: keep the fewest likeliest tokens whose probabilities reach top_p; 1 keeps all.
         min_p: drop tokens less likely than min_p times the likeliest; 0 keeps all.
-        repetition_penalty: divide positive and multiply negative logits of tokens already seen; 1
-            is off.
+        repetition_penalty: divide positive and multiply negative logits of tokens already seen, in
+            the prompt too; 1 is off.
+        presence_penalty: subtract from the logits of tokens already generated; 0 is off.
+        frequency_penalty: subtract for each time that a token was generated; 0 is off.
         max_tokens: tokens generated at most.
         stop: a string, or several, that ends the text; it is not part of the text.
         stop_token_ids: token ids that end the request, beside the model's own end-of-sequence ids.
@@ -39,6 +47,8 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     max_tokens: int = 16
     stop: str | list[str] | tuple[str, ...] | None = None
     stop_token_ids: list[int] | tuple[int, ...] | None = None
@@ -57,12 +67,15 @@ class SamplingParams:
             value = getattr(self, name)
             if value is not None or name not in ("seed", "logprobs"):
                 object.__setattr__(self, name, whole_number(name, value, least))
-        for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty",
+                     "frequency_penalty"):
             object.__setattr__(self, name, _finite_number(name, getattr(self, name)))
         require("temperature", self.temperature >= 0, "0 (greedy) or more")
         require("top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
         require("min_p", 0 <= self.min_p <= 1, "from 0 to 1")
         require("repetition_penalty", self.repetition_penalty > 0, "above 0")
+        for name in ("presence_penalty", "frequency_penalty"):
+            require(name, -2 <= getattr(self, name) <= 2, "from -2 to 2")
         strings = isinstance(self.stop, (str, Collection)) or self.stop is None
         require("stop", strings and all(isinstance(s, str) and s for s in self.stop_strings),
                 "a string or strings, none empty")
@@ -74,6 +87,11 @@ class SamplingParams:
                 whole_number("an entry of stop_token_ids", token) for token in self.stop_token_ids)
             object.__setattr__(self, "stop_token_ids", ids)
         require("ignore_eos", self.ignore_eos in (True, False), "True or False")
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether the tokens so far change what comes next."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -105,8 +123,9 @@ class BeamSearchParams(SamplingParams):
         _finite_number("length_penalty", self.length_penalty)
         likeliest = 2 * self.beam_width  # what it asks of the sampler
         for name, *allowed in (("n", 1), ("temperature", 0), ("top_k", 0), ("top_p", 1),
-                               ("min_p", 0), ("repetition_penalty",
-                                              1), ("stop", None), ("logprobs", None, likeliest)):
+                               ("min_p", 0), ("repetition_penalty", 1), ("presence_penalty", 0),
+                               ("frequency_penalty", 0), ("stop", None), ("logprobs", None,
+                                                                          likeliest)):
             if getattr(self, name) not in allowed:
                 raise ValueError(
                     f"{name} is {getattr(self, name)!r}: beam search takes the likeliest "

@@ -40,9 +40,11 @@ class Scheduler:
         max_num_batched_tokens: tokens computed in one step.
         host_pool: blocks in host memory that preempted requests are swapped to; None to recompute
             instead.
+        lists: build the batch's specification too, for runners that read it.
 
     Attributes:
         waiting, running: both in arrival order.
+        scheduled: the requests of the last batch, in its order, each with its new tokens.
         num_preemptions: of all steps.
         num_cached_tokens: tokens that the requests admitted in the last step found in the prefix
             cache.
@@ -51,23 +53,24 @@ class Scheduler:
     def __init__(self, pool: BlockPool, block_size: int,
                  prefix_cache: PrefixCache | RadixCache | None = None, max_num_seqs: int = 256,
                  max_num_batched_tokens: int = 8192, host_pool: BlockPool | None = None,
-                 trace: Trace = NO_TRACE):
+                 trace: Trace = NO_TRACE, lists: bool = True):
         self.pool, self.block_size, self.prefix_cache = pool, block_size, prefix_cache
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
-        self.host_pool, self.trace = host_pool, trace
+        self.host_pool, self.trace, self.lists = host_pool, trace, lists
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.num_preemptions = self.num_cached_tokens = 0
-        self._blocked: tuple[Request | None, int,
-                             int] = (None, 0, 0)  # with its hits and the free blocks
+        self.scheduled: dict[Request, int] = {}
+        self._free_seats = list(range(max_num_seqs))[::-1]
+        # A request that found too few blocks, with its hits and the free blocks there were.
+        self._blocked: tuple[Request | None, int, int] = (None, 0, 0)
 
-    # ── one step
-    # ──────────────────────────────────────────────────────────────────────────────────────
+    # ── one step ──────────────────────────────────────────────────────────────────────────────────
 
     def schedule(self) -> Batch | None:
         """Choose the next step's work and give it its blocks; None when there is none."""
         self._budget = self.max_num_batched_tokens
-        self._scheduled: dict[Request, int] = {}  # request -> new tokens
+        self.scheduled = {}
         self._copies: dict[Request, tuple[int, int]] = {}  # at most one a request
         self._swap_out: list[tuple[int, int]] = []
         self._swap_in: list[tuple[int, int]] = []
@@ -76,14 +79,14 @@ class Scheduler:
         self._schedule_running()
         if self.num_preemptions == preemptions:  # whoever is out stays out for this step
             if self.waiting:
-                for request in self._scheduled:
+                for request in self.scheduled:
                     self._register_ahead(request)
             self._admit_waiting()
-        return self._build_batch() if self._scheduled or self._swap_out or self._swap_in else None
+        return self._build_batch() if self.scheduled or self._swap_out or self._swap_in else None
 
     def _schedule_running(self) -> None:
         chunks = []
-        block_size, scheduled, running = self.block_size, self._scheduled, Status.RUNNING
+        block_size, scheduled, running = self.block_size, self.scheduled, Status.RUNNING
         for request in tuple(self.running):
             if request.status is not running:  # preempted a moment ago by an older one
                 continue
@@ -136,6 +139,7 @@ class Scheduler:
                 return False
         if copies:
             self._copies[request] = self.pool.copy_on_write(table, first)
+            request.num_known_blocks = min(request.num_known_blocks, first)
         if end > len(table):
             table += self.pool.allocate(end - len(table))
         return True
@@ -178,7 +182,7 @@ class Scheduler:
         if request.output.metrics.first_scheduled_time is None:
             request.output.metrics.first_scheduled_time = time.perf_counter()
             request.output.num_cached_tokens = cached
-        self._scheduled[request] = num_tokens
+        self.scheduled[request] = num_tokens
         self._budget -= num_tokens
         self._register_ahead(request)
         return True
@@ -209,7 +213,7 @@ class Scheduler:
         They stand behind it in the batch, and a layer writes all K and V of the batch before it
         attends.
         """
-        end = request.num_computed_tokens + self._scheduled[request]
+        end = request.num_computed_tokens + self.scheduled[request]
         self.register_computed(request, min(end, request.num_prompt_tokens))
 
     def _swap_back(self, request: Request) -> bool:
@@ -226,47 +230,49 @@ class Scheduler:
         if self.prefix_cache is not None:  # its full blocks are registered again
             request.prefix, request.num_registered_blocks = self.prefix_cache.root(request.salt), 0
         if num_tokens:  # a beam may have nothing to do but wait
-            self._scheduled[request] = num_tokens
+            self.scheduled[request] = num_tokens
             self._budget -= num_tokens
         return True
 
     def _build_batch(self) -> Batch:
-        batch = build_batch(self._scheduled, self.block_size)
+        batch = build_batch(self.scheduled, self.block_size, self.lists)
         batch.block_copies = list(self._copies.values())
         batch.swap_out, batch.swap_in = self._swap_out, self._swap_in
         if self.trace.limit:
-            trace_batch(batch, self.trace, free=self.pool.num_free(), waiting=len(self.waiting))
+            trace_batch(batch, self.scheduled, self.block_size, self.trace,
+                        free=self.pool.num_free(), waiting=len(self.waiting))
         return batch
 
-    # ── after the step
-    # ────────────────────────────────────────────────────────────────────────────────
+    # ── after the step ────────────────────────────────────────────────────────────────────────────
 
-    def advance(self) -> list[int]:
+    def advance(self) -> list[tuple[Request, int]]:
         """The step is on its way: from here on its tokens count as computed, and each next token is
         PENDING.
 
         So the next step can be scheduled before this one's tokens are known. A request whose last
-        token is pending has nothing left to schedule. Returns how many tokens of each request are
-        computed now.
+        token is pending, or must be known on the CPU before it goes on, has nothing left to
+        schedule. Returns the requests of the step, and how many tokens of each are computed now.
         """
-        contexts = []
-        for request, num_tokens in self._scheduled.items():
+        launched = []
+        for request, num_tokens in self.scheduled.items():
             request.num_computed_tokens = computed = request.num_computed_tokens + num_tokens
-            contexts.append(computed)
-            if computed == len(request.token_ids) < request.max_num_tokens - 1:
+            launched.append((request, computed))
+            if (computed == len(request.token_ids) < request.max_num_tokens - 1
+                    and not request.waits):
                 request.token_ids.append(PENDING)
-        return contexts
+        return launched
 
     def register_computed(self, request: Request, num_computed_tokens: int) -> None:
         """The K and V of so many tokens are in the cache: register the blocks that they fill."""
         size = self.block_size
-        if self.prefix_cache is None or num_computed_tokens // size <= request.num_registered_blocks:
+        full = num_computed_tokens // size
+        if self.prefix_cache is None or full <= request.num_registered_blocks:
             return
-        for index in range(request.num_registered_blocks, num_computed_tokens // size):
+        for index in range(request.num_registered_blocks, full):
             tokens = request.token_ids[index * size:(index + 1) * size]
             request.prefix = self.prefix_cache.register(request.prefix, tokens,
                                                         request.block_table[index])
-        request.num_registered_blocks = num_computed_tokens // size
+        request.num_registered_blocks = full
 
     def add(self, request: Request) -> None:
         """Queue a new request."""
@@ -294,33 +300,21 @@ class Scheduler:
         self._transition(child, Status.RUNNING)
 
     def finish(self, request: Request) -> None:
-        """Take a request out, wherever it stands, and release every block it holds."""
-        (self.running if request.status is Status.RUNNING else self.waiting).remove(request)
+        """Take a request out, wherever it stands, and release every block it holds; one that has
+        not been added yet is only marked."""
+        queue = self.running if request.status is Status.RUNNING else self.waiting
+        if request in queue:
+            queue.remove(request)
         self._release(request)
         self._transition(request, Status.FINISHED)
 
-    def recompute_all(self) -> None:
-        """Put every request back to waiting with nothing computed: what a failed step leaves
-        behind."""
-        for request in self.running + self.waiting:
-            self._release(request)
-            request.start_over()
-            if request.status is not Status.WAITING:
-                self._transition(request, Status.WAITING)
-        self.waiting = sorted(self.running + self.waiting, key=lambda r: r.order)
-        self.running = []
-        self._blocked = (None, 0, 0)
-        if self.prefix_cache is not None:  # blocks registered ahead were not written
-            self.prefix_cache.clear()
-
-    # ── preemption
-    # ────────────────────────────────────────────────────────────────────────────────────
+    # ── preemption ────────────────────────────────────────────────────────────────────────────────
 
     def _preempt(self, victim: Request) -> None:
         """Take the blocks of the youngest running request; it waits again, in its old place in the
         order."""
         self.running.remove(victim)
-        self._budget += self._scheduled.pop(victim, 0)
+        self._budget += self.scheduled.pop(victim, 0)
         copy = self._copies.pop(victim, None)
         self.num_preemptions += 1
         victim.output.metrics.num_preemptions += 1
@@ -346,8 +340,7 @@ class Scheduler:
             self.host_pool.free(reversed(request.host_block_table))
         request.drop_blocks()
 
-    # ── what a reader can see
-    # ─────────────────────────────────────────────────────────────────────────
+    # ── what a reader can see ─────────────────────────────────────────────────────────────────────
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless blocks, tables and queues agree; run between steps."""
@@ -358,8 +351,10 @@ class Scheduler:
             assert not request.block_table, f"{request} waits and holds blocks"
         queue = self.running + self.waiting
         assert queue == sorted(queue, key=lambda r: r.order), "arrival order is lost"
-        assert sum(request.num_seats
-                   for request in self.running) <= self.max_num_seqs, "too many residents"
+        residents = sum(request.num_seats for request in self.running)
+        assert residents <= self.max_num_seqs, "too many residents"
+        seats = self._free_seats + [request.seat for request in self.running]
+        assert sorted(seats) == list(range(self.max_num_seqs)), "a seat is lost, or taken twice"
         for request in self.running:
             held = len(request.block_table) * self.block_size
             assert request.num_computed_tokens <= min(held, len(
@@ -369,4 +364,9 @@ class Scheduler:
         if self.trace.limit and (request.status is not status or status is Status.WAITING):
             self.trace.emit("STATE_TRANSITION", request=request.request_id,
                             before=request.status.value, after=status.value)
+        if status is Status.RUNNING:
+            request.seat, request.newly_seated = self._free_seats.pop(), True
+        elif request.seat is not None:
+            self._free_seats.append(request.seat)
+            request.seat = None
         request.status = status

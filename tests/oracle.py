@@ -127,11 +127,16 @@ def make_engine(case: Case) -> Engine:
     oracle = (RunAheadOracle if case.run_ahead else OracleRunner)(
         case.num_blocks, case.block_size, case.num_host_blocks or case.num_blocks)
     engine = Engine(config, oracle)
+    limit_hashes(engine, case)
+    return engine
+
+
+def limit_hashes(engine: Engine, case: Case) -> None:
+    """Few hashes, so that they collide, where the case says so."""
     if case.num_hashes is not None and case.prefix_cache == "hash":
         num_hashes = case.num_hashes
         engine.prefix_cache.hash_function = lambda parent, tokens: (parent or 0) + sum(
             tokens) % num_hashes
-    return engine
 
 
 def run_case(case: Case) -> Counter:
@@ -157,6 +162,7 @@ def run_case(case: Case) -> Counter:
                 outputs[output.request_id] = output
         except RunnerFailed:
             seen["failures"] += 1
+            limit_hashes(engine, case)  # the engine is a new one
         engine.check_integrity()
     assert engine.step() == [], "an idle engine has nothing to report"
     assert engine.block_pool.num_free() == case.num_blocks, "an idle engine holds blocks"
@@ -225,7 +231,7 @@ def check_beams(arrival: Arrival, output) -> None:
 def watch(engine: Engine, case: Case, seen: Counter) -> None:
     """Check each batch against the limits before it runs, count what is in it, and fail where told
     to."""
-    run = engine._launch
+    run = engine.launch
 
     def checked(batch):
         seen["batches"] += 1
@@ -234,17 +240,15 @@ def watch(engine: Engine, case: Case, seen: Counter) -> None:
         assert len(engine.scheduler.running) <= case.max_num_seqs, "more residents than seats"
         seen["copies"] += len(batch.block_copies)
         seen["swaps"] += len(batch.swap_in)
-        starts = batch.query_start_loc
-        seen["chunks"] += sum(batch.seq_lens[i] < len(request.output.prompt_token_ids)
-                              for i, request in enumerate(batch.requests))
-        seen["mixed_steps"] += len(
-            {starts[i + 1] - starts[i] > 1
-             for i in range(len(batch.requests))}) == 2
+        scheduled = engine.scheduler.scheduled
+        seen["chunks"] += sum(length < request.num_prompt_tokens
+                              for length, request in zip(batch.seq_lens, scheduled))
+        seen["mixed_steps"] += len({new > 1 for new in scheduled.values()}) == 2
         if seen["batches"] in case.failures:
             raise RunnerFailed
         return run(batch)
 
-    engine._launch = checked
+    engine.launch = checked
 
 
 def most_steps(case: Case) -> int:
@@ -261,8 +265,7 @@ def most_steps(case: Case) -> int:
     return 2 * steps if case.run_ahead else steps
 
 
-# ── a smaller input that still fails
-# ──────────────────────────────────────────────────────────────────
+# ── a smaller input that still fails ──────────────────────────────────────────────────────────────
 
 
 def failure_of(case: Case) -> Exception | None:
@@ -316,8 +319,7 @@ def _zeroed(values: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
             yield values[:index] + (0,) + values[index + 1:]
 
 
-# ── many traces
-# ───────────────────────────────────────────────────────────────────────────────────────
+# ── many traces ───────────────────────────────────────────────────────────────────────────────────
 
 
 def run_seeds(seeds: range) -> tuple[Counter, int | None]:

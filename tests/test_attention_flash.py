@@ -8,12 +8,14 @@ that the library does the same.
 
 import sys
 import types
+from dataclasses import replace
 
 import pytest
 import torch
 from test_attention_triton import MIXTURE, assert_close, batch
 
-from paged.attention import backend_name, choose_backend, flash, reference
+from paged.attention import Shape, flash, reference, resolve
+from paged.kv_cache import CacheSpec
 
 
 def side_by_side(*tensors):
@@ -63,6 +65,20 @@ STAND_INS = {
 }
 
 
+def shape_of(q, k_cache):
+    """What these ask of a backend, on a device that is said to be a GPU."""
+    _, block_size, num_kv_heads, head_dim = k_cache.shape
+    spec = CacheSpec(1, block_size, num_kv_heads, head_dim, k_cache.dtype)
+    return Shape(q.shape[1], q.dtype, spec, torch.device("cuda"))
+
+
+def why_not(q, k_cache):
+    """The reason why no library serves these."""
+    with pytest.raises(ValueError) as error:
+        flash.resolve(shape_of(q, k_cache))
+    return str(error.value)
+
+
 def install(monkeypatch, *modules):
     """Make exactly these libraries importable, and a Hopper GPU present, as far as the backend
     looks."""
@@ -70,7 +86,6 @@ def install(monkeypatch, *modules):
         module = types.ModuleType(name)
         setattr(module, function.__name__, function)
         monkeypatch.setitem(sys.modules, name, module if name in modules else None)
-    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: True))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
 
 
@@ -81,43 +96,44 @@ def test_every_library_gets_what_it_wants(monkeypatch, module, block_size):
     want = reference.run(q, k, v, *rest)
     ragged = [row[:-(-n // block_size)] for row, n in zip(rest[0].tolist(), rest[1].tolist())]
     install(monkeypatch, module)
-    assert flash.why_not(q, k) is None and flash.choose_library(q, k).module == module
-    assert choose_backend(q, k, "flash") == ("flash", flash)
-    assert backend_name(q, k, "flash") == f"flash ({flash.choose_library(q, k).name})"
-    assert_close(flash.run(q, k, v, *rest), want)
+    attention = resolve("flash", shape_of(q, k))
+    (library,) = (library for library in flash.LIBRARIES if library.module == module)
+    assert attention.name == f"flash ({library.name})" and attention.in_graphs
+    assert_close(attention.run(q, k, v, *rest), want)
     lists = ragged, rest[1].tolist(), rest[2].tolist()
-    assert_close(flash.run(q, k, v, *lists, rest[3], max_query_len=66), want)
+    assert_close(attention.run(q, k, v, *lists, rest[3], max_query_len=66), want)
     strided = [x.repeat_interleave(2, -1)[..., ::2] for x in rest[:3]]
-    assert_close(flash.run(q, k, v, *strided, rest[3]), want)
+    assert_close(attention.run(q, k, v, *strided, rest[3]), want)
 
 
 def test_the_first_that_can(monkeypatch):
     install(monkeypatch, *STAND_INS)
     q = torch.randn(1, 4, 64, dtype=torch.bfloat16)
-    assert flash.choose_library(q, torch.empty(2, 1, 2, 64,
-                                               dtype=torch.bfloat16)).name == "FlashAttention-3"
+    cache = torch.empty(2, 1, 2, 64, dtype=torch.bfloat16)
+    assert flash.resolve(shape_of(q, cache)).name == "flash (FlashAttention-3)"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 0))
     cache = torch.empty(2, 256, 2, 64, dtype=torch.bfloat16)
-    assert flash.choose_library(q, cache).name == "FlashAttention-2"
+    assert flash.resolve(shape_of(q, cache)).name == "flash (FlashAttention-2)"
 
 
 def test_every_refusal_is_a_sentence(monkeypatch):
     q, cache = torch.randn(1, 4, 64, dtype=torch.float16), torch.empty(
         2, 16, 2, 64, dtype=torch.float16)
-    if not torch.cuda.is_available():
-        assert "needs a GPU" in flash.why_not(q, cache)
+    on_cpu = replace(shape_of(q, cache), device=torch.device("cpu"))
+    with pytest.raises(ValueError, match="needs a GPU"):
+        flash.resolve(on_cpu)
     install(monkeypatch)
-    assert flash.why_not(q, cache) == ("FlashAttention-3 is not installed; FlashAttention-2 is not "
-                                       "installed; PyTorch's varlen_attn is not installed")
+    assert why_not(q, cache) == ("FlashAttention-3 is not installed; FlashAttention-2 is not "
+                                 "installed; PyTorch's varlen_attn is not installed")
     install(monkeypatch, "flash_attn", "torch.nn.attention.varlen")
-    assert "multiple of 256, not 16" in flash.why_not(q, cache)
+    assert "multiple of 256, not 16" in why_not(q, cache)
     install(monkeypatch, "flash_attn_interface")
-    assert "float32" in flash.why_not(q.float(), cache)
-    assert "multiple of 8 up to 256, not 20" in flash.why_not(q[..., :20], cache[..., :20])
+    assert "float32" in why_not(q.float(), cache)
+    assert "multiple of 8 up to 256, not 20" in why_not(q[..., :20], cache[..., :20])
     with pytest.raises(ValueError, match="cannot run here"):
-        choose_backend(q.float(), cache.float(), "flash")
+        resolve("flash", shape_of(q.float(), cache.float()))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (7, 5))
-    assert "does not run on compute capability 7.x" in flash.why_not(q, cache)
+    assert "does not run on compute capability 7.x" in why_not(q, cache)
 
 
 def test_a_broken_or_older_library_is_a_sentence(monkeypatch):
@@ -130,5 +146,5 @@ def test_a_broken_or_older_library_is_a_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "flash_attn_interface",
                         types.ModuleType("flash_attn_interface"))
     monkeypatch.setitem(sys.modules, "flash_attn", None)
-    assert "varlen_attn here takes no block_table" in flash.why_not(q, cache)
-    assert "FlashAttention-3 cannot be loaded (AttributeError" in flash.why_not(q, cache)
+    assert "varlen_attn here takes no block_table" in why_not(q, cache)
+    assert "FlashAttention-3 cannot be loaded (AttributeError" in why_not(q, cache)

@@ -6,16 +6,16 @@ Tables and lengths on a CPU are looked at whether they come as lists or as tenso
 outside the cache.
 """
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 from test_attention_reference import paged_batch
 
-from paged import PagedKVCache, paged_attention
-from paged.attention import BACKENDS, backend_name, choose_backend
-from paged.runner import ModelRunner
+from paged import EngineConfig, PagedKVCache, paged_attention
+from paged.attention import BACKENDS, Shape, resolve
+from paged.models.decoder import random_decoder
+from paged.startup import cache_spec, make_runner
+from tests.small_models import TINY_LLAMA
 
 pytest.importorskip("triton")
 SERVED = ["reference", "torch"] + ([] if torch.cuda.is_available() else ["triton"]
@@ -151,13 +151,23 @@ def test_whole_numbers_serve_as_scale():
 
 
 def test_the_choice_of_auto_has_a_name():
-    kv = PagedKVCache(1, 2, 4, 2, 8)
-    q = torch.zeros(1, 4, 8)
-    assert backend_name(q, kv.k[0]) == choose_backend(q, kv.k[0])[0] == "torch"
-    assert [backend_name(q, kv.k[0], name)
-            for name in SERVED] == SERVED and set(SERVED) < set(BACKENDS)
-    runner = ModelRunner(SimpleNamespace(config=SimpleNamespace(num_heads=4)), kv)
-    assert runner.attention_backend == runner.attention == "torch"
+    shape = Shape(4, torch.float32, PagedKVCache(1, 2, 4, 2, 8).spec, torch.device("cpu"))
+    assert resolve("auto", shape).name == "torch"
+    assert [resolve(name, shape).name for name in SERVED] == SERVED and set(SERVED) < set(BACKENDS)
+    decoder = random_decoder(TINY_LLAMA)
+    runner = make_runner(decoder, cache_spec(decoder, 4), EngineConfig(num_blocks=4))
+    assert runner.attention.name == "torch"
+
+
+@pytest.mark.parametrize("backend", SERVED)
+def test_the_cache_may_be_narrower_than_the_model(backend):
+    (q, kv, *batch), _ = two_requests()
+    narrow = PagedKVCache(1, 6, 4, 2, 8, dtype=torch.float16)
+    narrow.data.copy_(kv.data)
+    kv.data.copy_(narrow.data)  # what is left of it, for the judge
+    got = paged_attention(q, narrow, 0, *batch, 0.3, backend=backend)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, paged_attention(q, kv, 0, *batch, 0.3), atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.gpu

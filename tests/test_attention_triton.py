@@ -9,8 +9,11 @@ no token wrote is NaN, and block tables are padded with a block number that does
 import pytest
 import torch
 
-from paged.attention import choose_backend, paged_attention, reference, triton_backend
-from paged.kv_cache import PagedKVCache
+from paged.attention import Shape, paged_attention, reference, resolve, triton_backend
+from paged.kv_cache import (
+    CacheSpec,  # noqa: E402
+    PagedKVCache,
+)
 
 pytest.importorskip("triton")
 from paged.kernels import decode as triton_decode  # noqa: E402
@@ -148,18 +151,22 @@ def test_through_paged_attention_with_ragged_lists_and_strided_queries():
 
 
 def test_refusals_name_the_reason(monkeypatch):
-    q, cache = torch.randn(1, 2, 16), torch.randn(2, 4, 2, 16)
-    assert "float64" in triton_backend.why_not(q.double(), cache.double())
-    assert "512" in triton_backend.why_not(torch.randn(1, 2, 512), torch.randn(2, 4, 2, 512))
-    assert "strides" in triton_backend.why_not(q, torch.randn(2, 2, 4, 16).transpose(1, 2))
+
+    def shape(dtype=torch.float32, head_dim=16, cache=None):
+        spec = CacheSpec(1, 4, 2, head_dim, cache or dtype)
+        return Shape(2, dtype, spec, torch.device("cpu"))
+
+    assert "float64" in triton_backend.why_not(shape(torch.float64))
+    assert "float64" in triton_backend.why_not(shape(cache=torch.float64))
+    assert "512" in triton_backend.why_not(shape(head_dim=512))
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # on a GPU machine it is not
-    assert "bfloat16" in triton_backend.why_not(q.bfloat16(), cache.bfloat16())
+    assert "bfloat16" in triton_backend.why_not(shape(torch.bfloat16))
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert "TRITON_INTERPRET=1" in triton_backend.why_not(q, cache)
-    with pytest.raises(ValueError, match="TRITON_INTERPRET=1"):
-        choose_backend(q, cache, "triton")
+    assert "TRITON_INTERPRET=1" in triton_backend.why_not(shape())
+    with pytest.raises(ValueError, match="cannot run here: .*TRITON_INTERPRET=1"):
+        resolve("triton", shape())
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "not installed" in triton_backend.why_not(q, cache)
+    assert "not installed" in triton_backend.why_not(shape())
 
 
 @pytest.mark.gpu

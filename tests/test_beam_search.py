@@ -114,7 +114,7 @@ def test_abort_at_every_moment():
 def test_a_failed_step_begins_the_search_again():
     for failing in range(1, 7):
         engine = make_engine(num_blocks=20, block_size=2)
-        launch, steps = engine._launch, []
+        launch, steps = engine.launch, []
 
         def fail(batch, launch=launch, steps=steps, failing=failing):
             steps.append(batch)
@@ -122,7 +122,7 @@ def test_a_failed_step_begins_the_search_again():
                 raise RuntimeError("device lost")
             return launch(batch)
 
-        engine._launch = fail
+        engine.launch = fail
         request_id = engine.add_request(PROMPT, BeamSearchParams(beam_width=2, max_tokens=6))
         with pytest.raises(RuntimeError):
             while engine.has_unfinished():
@@ -159,7 +159,7 @@ def test_a_runner_without_logprobs_is_an_error():
     class Runner:
 
         def execute(self, batch):
-            return [0] * len(batch.requests)
+            return [0] * len(batch.request_ids)
 
     engine = Engine(EngineConfig(num_blocks=8), Runner())
     engine.add_request([1], BeamSearchParams(beam_width=2, max_tokens=3))

@@ -108,7 +108,7 @@ def test_the_parts_of_a_step_on_the_clock():
     split = workload.clock_split(llm.engine, 5)
     assert set(split["cpu_ms"]) == {"schedule", "launch", "collect", "update"}
     assert 0 < split["cpu_ms"]["schedule"] and sum(split["cpu_ms"].values()) <= split["step_ms"]
-    assert llm.engine._launch == llm.runner.execute
+    assert llm.engine.launch == llm.runner.execute
     llm.engine.reset()
 
 

@@ -26,7 +26,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64"}
+TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64"}
 
 def compile_only(kernel, *args, grid=None, warmup=None, **options):
     """Takes the place of a launch."""
@@ -62,10 +62,15 @@ OBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjd
 capability, memory = int(sys.argv[6]), int(sys.argv[7]) * 1024
 
 JITFunction.run = compile_only
-from paged.kernels import fused, products
-from paged.kernels import common as triton_tile, decode as triton_decode, prefill as triton_prefill, store as triton_store
-card = triton_tile.Card(132, capability // 10, memory)
-for module in (triton_tile, products, triton_decode, triton_prefill):
+from paged.kernels import elementwise, prepare, products, sample
+from paged.seats import Seats
+from paged import device as devices
+from paged.kernels import common as triton_tile
+from paged.kernels import decode as triton_decode
+from paged.kernels import prefill as triton_prefill
+from paged.kernels import store as triton_store
+card = devices.Card(132, capability // 10, memory)
+for module in (triton_tile, products, triton_decode, triton_prefill, devices):
     module.device_properties = lambda device: card
 
 heads, kv_heads, dim, dtype = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), getattr(torch, sys.argv[4])
@@ -76,8 +81,8 @@ for tokens in map(int, sys.argv[5].split(",")):
     ints = torch.zeros(tokens, dtype=torch.int32)
     x, q = torch.zeros(tokens, hidden, dtype=dtype), torch.zeros(tokens, heads, dim, dtype=dtype)
     qkv = torch.zeros((heads + 2 * kv_heads) * dim, hidden, dtype=dtype)
-    fused.rotate_and_store(x @ qkv.T, x, None, ints, ints.long(), rotation, head_norm, head_norm, 1e-6, k, v, heads)
-    fused.silu_mul(torch.zeros(tokens, 2 * inner, dtype=dtype), x, 1e-6)
+    elementwise.rotate_and_store(x @ qkv.T, x, None, ints, ints.long(), rotation, head_norm, head_norm, 1e-6, k, v, heads)
+    elementwise.silu_mul(torch.zeros(tokens, 2 * inner, dtype=dtype), x, 1e-6)
     starts = torch.zeros(tokens + 1, dtype=torch.int32)
     for early in (False, True):
         triton_decode.decode(q, k, v, ints[:, None], ints, starts, 0.1, torch.empty_like(q), early)
@@ -90,10 +95,11 @@ for tokens in map(int, sys.argv[5].split(",")):
         products.product(torch.zeros(tokens, inner, dtype=dtype), torch.zeros(hidden, inner, dtype=dtype), residual=x)
         products.product(x, torch.zeros(2 * inner, hidden, dtype=dtype), 1e-6, squares, silu=True)
 triton_store.store(q[:, :kv_heads], q[:, :kv_heads], k, v, ints.long())
-fused.sample(torch.zeros(tokens, 151936, dtype=dtype), ints, ints, rotation[:, 0], ints.long(), ints, ints[None],
-             ints[:1])
-fused.prepare(ints, ints, ints, ints, ints, ints, ints[:, None], ints, x, 16)
-for module in (fused, products, triton_decode, triton_prefill, triton_store):
+sample.sample(torch.zeros(tokens, 151936, dtype=dtype), ints, ints, ints, Seats(4, 1, 151936, torch.device("cpu")),
+              ints[None], ints[:1])
+for rows in (ints, ints[:1]):                             # a decode step, a mixed one
+    prepare.prepare(ints, rows, rows, rows, torch.zeros(len(rows) + 1, dtype=torch.int32), ints[:, None], ints, x, 16)
+for module in (elementwise, prepare, sample, products, triton_decode, triton_prefill, triton_store):
     for name in vars(module):
         assert not name.endswith("_kernel") or name in compiled, f"{name} was not compiled"
 '''

@@ -22,8 +22,7 @@ def prompt(length: int, first: int = 0) -> list[int]:
     return [(first + i) % 250 for i in range(length)]
 
 
-# ── the contract
-# ──────────────────────────────────────────────────────────────────────────────────────
+# ── the contract ──────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_runner_needs_execute_and_the_listed_fields_only():
@@ -140,8 +139,7 @@ def test_the_last_request_must_be_able_to_grow():
     generate(engine, (prompt(7), 2))
 
 
-# ── lengths
-# ───────────────────────────────────────────────────────────────────────────────────────────
+# ── lengths ───────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 3, 4, 5])
@@ -179,8 +177,7 @@ def test_a_chunk_offers_only_what_it_computes():
     assert all(output.finished for output in run(engine).values())
 
 
-# ── what ends a request
-# ───────────────────────────────────────────────────────────────────────────────
+# ── what ends a request ───────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("run_ahead", [False, True])
@@ -206,7 +203,7 @@ def test_completions_have_seeds_of_their_own_and_end_by_themselves():
     engine.add_request([5, 6], SamplingParams(n=4, seed=11, max_tokens=9, stop_token_ids=[2]))
     engine.step()
     (group,) = engine._groups.values()
-    assert [request.seed for request in group] == [11, 12, 13, 14]
+    assert [request.seed for request in group.live] == [11, 12, 13, 14]
     (output,) = run(engine).values()
     for index, completion in enumerate(output.outputs):
         assert completion.token_ids == truth([5, 6], 9, index, [2])
@@ -219,7 +216,7 @@ def test_unseeded_requests_draw_different_seeds_and_engines_the_same():
         engine = make_engine()
         for _ in range(3):
             engine.add_request([1])
-        seeds.append([group[0].seed for group in engine._groups.values()])
+        seeds.append([group.live[0].seed for group in engine._groups.values()])
     assert seeds[0] == seeds[1] and len(set(seeds[0])) == 3
 
 
@@ -267,8 +264,7 @@ def test_stop_strings_across_token_boundaries(run_ahead, stop):
             assert text_of(completion.token_ids[:-1], stop) == text_of(completion.token_ids[:-1])
 
 
-# ── names
-# ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── names ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_request_ids():
@@ -290,8 +286,7 @@ def test_tenants_do_not_share():
     assert [batch.num_tokens for batch in engine.runner.batches] == [[9], [9], [9], [1]]
 
 
-# ── abort, failure, interruption
-# ──────────────────────────────────────────────────────────────────────
+# ── abort, failure, interruption ──────────────────────────────────────────────────────────────────
 
 
 def crowd(runner_class=OracleRunner, **config) -> Engine:
@@ -339,7 +334,7 @@ def test_abort_at_every_moment(kind, name):
         if not engine.has_unfinished():
             break
         group = engine._groups.get(name)
-        output = group[0].output if group else None
+        output = group.output if group else None
         assert engine.abort(name) is (group is not None)
         engine.check_integrity()
         if output:
@@ -366,7 +361,7 @@ def test_a_runner_that_fails_at_any_step_costs_time_and_nothing_else(kind, fault
     while failed:
         failing_step, failed = failing_step + 1, False
         engine, number = crowd(**kind), 0
-        launch = engine._launch
+        launch = engine.launch
 
         def fail_once(batch):
             nonlocal number, failed
@@ -376,7 +371,7 @@ def test_a_runner_that_fails_at_any_step_costs_time_and_nothing_else(kind, fault
                 raise fault
             return launch(batch)
 
-        engine._launch = fail_once
+        engine.launch = fail_once
         outputs = {}
         while engine.has_unfinished():
             try:
@@ -391,7 +386,7 @@ def test_a_runner_that_fails_at_any_step_costs_time_and_nothing_else(kind, fault
 
 def test_a_runner_that_returns_too_few_tokens_is_an_error():
     engine = crowd()
-    engine._launch = lambda batch: [0]
+    engine.launch = lambda batch: [0]
     engine.step()  # one request: one token is right
     with pytest.raises(ValueError, match="1 tokens for 2 requests|1 tokens for 3 requests"):
         for _ in range(3):
@@ -433,7 +428,7 @@ def test_interrupted_at_any_line_a_step_leaves_requests_that_go_on(kind):
     interrupted, at = True, 1
     while interrupted:
         engine = crowd(**kind)
-        outputs = [group[0].output for group in engine._groups.values()]
+        outputs = [group.output for group in engine._groups.values()]
         interrupted = interrupt(engine, at)
         at += 11
         run(engine)
@@ -470,8 +465,7 @@ def test_reset_keeps_what_the_prefix_cache_knows():
     assert output.num_cached_tokens == 6
 
 
-# ── figures of a request
-# ──────────────────────────────────────────────────────────────────────────────
+# ── figures of a request ──────────────────────────────────────────────────────────────────────────
 
 
 def test_times_and_counts_of_a_request():
@@ -520,8 +514,7 @@ def test_the_oracle_has_a_truth_of_its_own():
     assert {next_token([a, b]) for a in range(9) for b in range(9)} == {0, 1, 2, 3}
 
 
-# ── what would fail in a step is refused at the door
-# ──────────────────────────────────────────────────
+# ── what would fail in a step is refused at the door ──────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(

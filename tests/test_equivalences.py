@@ -26,20 +26,6 @@ DRAWN = SamplingParams(temperature=1.1, top_k=40, top_p=0.9, min_p=0.01, repetit
                        seed=5, max_tokens=9, logprobs=0)
 
 
-class Spy:
-    """A decoder that remembers the logits it was asked for last."""
-
-    def __init__(self, decoder):
-        self.decoder, self.config = decoder, decoder.config
-
-    def __call__(self, *arguments):
-        return self.decoder(*arguments)
-
-    def logits(self, hidden):
-        self.last = self.decoder.logits(hidden)
-        return self.last
-
-
 class LogitsRunner(ModelRunner):
     """Keeps the logits behind every token: {(request id, completion, length): logits [vocab]}."""
 
@@ -51,16 +37,19 @@ class LogitsRunner(ModelRunner):
         ]
         for cache in caches:
             cache.data.fill_(float("nan"))  # whatever is read must have been written
-        super().__init__(Spy(decoder), caches[0], "torch", caches[1])
+        super().__init__(decoder, caches[0], config, "torch", caches[1])
         self.kept: dict[tuple, torch.Tensor] = {}
 
+    def watch(self, engine):
+        self.engine = engine
+
     def execute(self, batch):
-        tokens = super().execute(batch)
-        for number, row in enumerate(self.sampled_rows(batch)):
-            request = batch.requests[row]
-            key = request.output.request_id, request.completion.index, batch.seq_lens[row]
-            self.kept[key] = self.decoder.last[number]
-        return tokens
+        results = super().execute(batch)
+        for row, request in enumerate(self.engine.scheduler.scheduled):
+            if batch.samples[row]:
+                key = request.output.request_id, request.completion.index, batch.seq_lens[row]
+                self.kept[key] = self.logits[row].clone()
+        return results
 
 
 def serve(requests, model="llama", one_by_one=False, **config):

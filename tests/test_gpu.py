@@ -19,13 +19,15 @@ from test_llm import Letters
 from paged import LLM, Engine, EngineConfig, PagedKVCache, SamplingParams
 from paged.__main__ import main
 from paged.attention import triton_backend
+from paged.config import Speedups
 from paged.kernels.products import product, qkv_product
 from paged.memory import GiB, MiB
 from paged.models.decoder import Decoder, random_decoder
-from paged.models.fused_decoder import NARROW, FusedDecoder
+from paged.models.fused import NARROW, FusedModel
 from paged.models.loader import Loaded
 from paged.models.loader.default_model import FILE, cache_directory
-from paged.startup import Speedups, block_bytes, make_runner
+from paged.seats import Prepared
+from paged.startup import cache_spec, make_runner
 from tests.engines import run
 from tests.small_models import TINY_MODELS, huggingface_model, logits_of
 
@@ -47,21 +49,24 @@ def decoder_on(device, model="qwen3"):
     return random_decoder(TINY_MODELS[model], seed=1, device=device)
 
 
-def engine_on(device, model="qwen3", speedups=Speedups(), **config):
+def engine_on(device, model="qwen3", speedups=Speedups(), backend="auto", kv_cache_dtype="auto",
+              **config):
     """The engine that `LLM` would build there, over a cache full of NaN; `engine.sizes` notes its
     steps."""
     config = EngineConfig(**(dict(num_blocks=64, block_size=4, max_num_seqs=4,
                                   max_num_batched_tokens=64, max_model_len=200) | config))
-    runner = make_runner(decoder_on(device, model), config, speedups=speedups, use_tqdm=False)
+    decoder = decoder_on(device, model)
+    spec = cache_spec(decoder, config.block_size, kv_cache_dtype)
+    runner = make_runner(decoder, spec, config, backend, speedups, use_tqdm=False)
     runner.kv.data.fill_(float("nan"))
     engine = Engine(config, runner)
-    engine.sizes, launch = [], engine._launch
+    engine.sizes, launch = [], engine.launch
 
     def noting(batch):
-        engine.sizes.append((len(batch.input_ids), len(batch.requests)))
+        engine.sizes.append((len(batch.input_ids), len(batch.request_ids)))
         return launch(batch)
 
-    engine._launch = noting
+    engine.launch = noting
     return engine
 
 
@@ -93,8 +98,7 @@ def assert_same(requests, got, want, model="qwen3"):
             assert params.temperature == 0 and gap < 1e-4, f"{mine} and {theirs} part at {at}, by {gap}"
 
 
-# ── captured sizes
-# ────────────────────────────────────────────────────────────────────────────────────────
+# ── captured sizes ────────────────────────────────────────────────────────────────────────────────
 
 SHAPE = dict(max_num_seqs=64, num_blocks=800, max_num_batched_tokens=300, max_model_len=320,
              enable_prefix_caching=False)
@@ -140,6 +144,20 @@ def test_each_speedup_switched_off(name):
     assert_same(requests, answers(engine, requests), answers(engine_on("cpu"), requests))
 
 
+@pytest.mark.parametrize(
+    "settings", [dict(kv_cache_dtype="bfloat16"),
+                 dict(backend="torch"),
+                 dict(backend="reference")])
+def test_other_caches_and_backends_run_fused(settings):
+    """Whoever cannot run in graphs runs without, fused and ahead; bf16 keys flip near ties."""
+    requests = [(prompt, greedy(9)) for prompt in PROMPTS]
+    engine = engine_on(GPU, **settings)
+    assert engine.runs_ahead and engine.runner.fused
+    assert engine.runner.use_graphs == ("backend" not in settings)
+    cpu = {"kv_cache_dtype": settings["kv_cache_dtype"]} if "kv_cache_dtype" in settings else {}
+    assert_same(requests, answers(engine, requests), answers(engine_on("cpu", **cpu), requests))
+
+
 @pytest.mark.parametrize("model", TINY_MODELS)
 def test_every_architecture(model):
     requests = [(prompt, greedy(9)) for prompt in PROMPTS]
@@ -161,8 +179,7 @@ def test_requests_that_run_to_the_longest_context(longest, lengths):
         gpu.add_request([1, 2], greedy(longest))
 
 
-# ── how a request is served never shows in what it gets
-# ───────────────────────────────────────────────────
+# ── how a request is served never shows in what it gets ───────────────────────────────────────────
 
 
 @pytest.fixture(scope="module", params=[greedy(9), DRAWN], ids=["greedy", "drawn"])
@@ -239,8 +256,7 @@ def test_a_seed_draws_the_same_whatever_shares_the_batch():
         assert answers(engine, crowd + [seeded])[-1] == want
 
 
-# ── logits
-# ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── logits ────────────────────────────────────────────────────────────────────────────────────────
 
 
 @torch.inference_mode()
@@ -250,7 +266,7 @@ def fused_logits(decoder, token_ids, narrow, first):
     c = decoder.config
     kv = PagedKVCache(c.num_layers, 8, 4, c.num_kv_heads, c.head_dim, decoder.embedding.dtype, GPU)
     kv.data.fill_(float("nan"))
-    fused, rows = FusedDecoder(decoder, kv, 32, narrow), []
+    fused, rows = FusedModel(decoder, kv, 32, narrow), []
     for start, end in zip([0, *range(first, len(token_ids))], range(first, len(token_ids) + 1)):
         positions = torch.arange(start, end, dtype=torch.int32, device=GPU)
         slots = (7 - positions.long() // 4) * 4 + positions % 4  # the table is 7, 6, 5, …
@@ -261,8 +277,9 @@ def fused_logits(decoder, token_ids, narrow, first):
 
         ids = torch.tensor(token_ids[start:end], dtype=torch.int32, device=GPU)
         x = torch.nn.functional.embedding(ids, decoder.embedding)
-        squares = x.float().square().sum(1, keepdim=True)
-        rows.append(fused.logits(fused(x, squares, positions, slots, attend)).float().cpu())
+        step = Prepared(x, x.float().square().sum(1, keepdim=True), positions, slots, None)
+        x = decoder.run(x, fused.operations(step, attend))
+        rows.append(fused.logits(x).float().cpu())
     return torch.cat(rows)
 
 
@@ -330,8 +347,7 @@ def test_logits_are_those_of_transformers(model, dtype, tolerance, narrow):
             torch.testing.assert_close(got, want, atol=1e-4, rtol=0)
 
 
-# ── start-up and memory
-# ───────────────────────────────────────────────────────────────────────────────────
+# ── start-up and memory ───────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
@@ -402,7 +418,8 @@ def test_a_pool_that_does_not_fit_is_a_sentence(loaded):
 
 
 def test_a_pool_that_leaves_no_room_for_graphs_is_a_sentence(loaded):
-    num_blocks = (torch.cuda.mem_get_info()[0] - 6 * MiB) // block_bytes(loaded.decoder, 16)
+    num_blocks = (torch.cuda.mem_get_info()[0] - 6 * MiB) // cache_spec(loaded.decoder,
+                                                                        16).block_bytes
     with pytest.raises(MemoryError, match="(?i)a pool of .* GiB.*lower num_blocks"):
         LLM(loaded, num_blocks=num_blocks, max_num_batched_tokens=8192, use_tqdm=False)
 

@@ -151,7 +151,7 @@ def test_a_step_without_memory_is_a_sentence_and_the_engine_goes_on(llm, stream,
     def full(batch):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr(llm.engine, "_launch", full)
+    monkeypatch.setattr(llm.engine, "launch", full)
     with pytest.raises(
             MemoryError,
             match="no room for a step of up to 2048 tokens beside a pool of 64 blocks .*Lower"):
@@ -173,15 +173,15 @@ def test_given_weights_stay_where_they_are(loaded):
 def test_an_interruption_leaves_the_engine_empty_and_usable(llm, error, monkeypatch):
     want = llm.generate(["abc", "xyz"], GREEDY, use_tqdm=False)
     calls = []
-    sampled_rows = llm.runner.sampled_rows
+    update = llm.runner.seats.update
 
     def interrupted(batch):
         calls.append(batch)
         if len(calls) == 3:
             raise error
-        return sampled_rows(batch)
+        return update(batch)
 
-    monkeypatch.setattr(llm.runner, "sampled_rows", interrupted)
+    monkeypatch.setattr(llm.runner.seats, "update", interrupted)
     with pytest.raises(error):
         llm.generate(["abc", "xyz"], GREEDY, use_tqdm=False)
     monkeypatch.undo()

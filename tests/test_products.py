@@ -1,7 +1,7 @@
 """The products of few tokens, held to PyTorch: every epilogue, split tiles, odd shapes, padding.
 
 Protects the path that most decode steps of a small batch take; the whole decoder is held in
-test_fused.py.
+test_kernels.py.
 """
 
 import pytest
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from paged.kernels import products
-from paged.kernels.fused import rotation_table
+from paged.kernels.elementwise import rotation_table
 from paged.kernels.products import product, qkv_product
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -28,8 +28,7 @@ def add(engine, tokens, max_tokens=1, **kwargs):
     return engine.add_request(tokens, SamplingParams(max_tokens=max_tokens), **kwargs)
 
 
-# ── the budget
-# ────────────────────────────────────────────────────────────────────────────────────────
+# ── the budget ────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("budget, chunks", [(1, [1] * 9), (3, [3, 3, 3]), (4, [4, 4, 1]),
@@ -107,8 +106,7 @@ def test_a_prompt_is_let_in_when_all_of_it_fits_and_not_for_its_first_chunk():
     assert engine.runner.num_computed_tokens == 4 + 11 + 15 + 1
 
 
-# ── seats and order
-# ───────────────────────────────────────────────────────────────────────────────────
+# ── seats and order ───────────────────────────────────────────────────────────────────────────────
 
 
 def test_seats_bound_the_requests_that_hold_blocks():
@@ -165,8 +163,7 @@ def test_every_step_advances_the_oldest_request(data):
             assert int(before.request_ids[0]) < int(after.request_ids[0])
 
 
-# ── blocks run out
-# ────────────────────────────────────────────────────────────────────────────────────
+# ── blocks run out ────────────────────────────────────────────────────────────────────────────────
 
 
 def test_hits_that_are_the_only_free_blocks_are_not_handed_out_as_well():
@@ -267,8 +264,7 @@ def test_a_victim_of_this_step_gives_its_budget_back():
     assert all(sum(batch.num_tokens) <= 4 for batch in engine.runner.batches)
 
 
-# ── copies
-# ────────────────────────────────────────────────────────────────────────────────────────────
+# ── copies ────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("length, copies", [(1, 2), (3, 2), (4, 2), (5, 2), (8, 2)])
@@ -292,8 +288,7 @@ def test_the_prompt_of_many_completions_is_computed_once():
     assert engine.runner.num_computed_tokens == 11 + 3 + 4 * 2
 
 
-# ── cost
-# ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── cost ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("prefix_cache", ["hash", "radix"])
@@ -322,7 +317,7 @@ def test_a_step_does_the_same_work_at_any_context(prefix_cache):
     for context in (20, 2000):
         engine = make_engine(num_blocks=4200, block_size=4, max_num_batched_tokens=20_000,
                              max_model_len=3000, prefix_cache=prefix_cache)
-        engine._launch = lambda batch: [7] * len(batch.requests)
+        engine.launch = lambda batch: [7] * len(batch.request_ids)
         for first in range(8):
             add(engine, [first] * context, 30)
         engine.step()

@@ -11,15 +11,10 @@ import torch
 from small_models import TINY_QWEN3
 
 from paged import Engine, EngineConfig
+from paged.kv_cache import CacheSpec
 from paged.models.decoder import random_decoder
-from paged.startup import (
-    allocate_cache,
-    block_bytes,
-    cpu_num_blocks,
-    make_runner,
-    measure_budget,
-    warm_up,
-)
+from paged.sampling import TOP_P
+from paged.startup import cache_spec, cpu_num_blocks, make_runner, measure_budget, warm_up
 
 
 class Recorder:
@@ -31,8 +26,8 @@ class Recorder:
     def execute(self, batch):
         self.batches.append(([
             end - start for start, end in zip(batch.query_start_loc, batch.query_start_loc[1:])
-        ], [request.params for request in batch.requests]))
-        return [0] * len(batch.requests)
+        ], [new.numbers for new in batch.newcomers], dict(batch.num_logprobs)))
+        return [0] * len(batch.request_ids)
 
 
 @pytest.mark.parametrize("seats, longest, budget, prompts", [(4, 16, 32, [16, 16]),
@@ -46,18 +41,27 @@ def test_warm_up_runs_the_largest_steps(seats, longest, budget, prompts):
     done = []
     warm_up(engine, lambda: done.append(len(runner.batches)))
     assert done == [1, 2]
-    (first, _), (second, params) = runner.batches
+    (first, *_), (second, numbers, logprobs) = runner.batches
     assert first == prompts
-    assert second == [1] * seats and all(p.top_p < 1 and p.logprobs is not None for p in params)
+    assert second == [1] * seats and set(logprobs) == set(range(seats))
+    assert len(numbers) == seats and all(columns[TOP_P] < 1 for columns in numbers)
     assert not engine.has_unfinished() and engine.block_pool.num_free() == 64
 
 
 def test_a_pool_that_cannot_be_is_refused_with_the_numbers():
-    decoder = random_decoder(TINY_QWEN3)
+    spec = cache_spec(random_decoder(TINY_QWEN3), 16)
     with pytest.raises(
             MemoryError,
             match="a pool of 1000000000 blocks of 16 tokens takes .* GiB.* lower num_blocks"):
-        allocate_cache(decoder, 10**9, 16)
+        spec.allocate(10**9)
+
+
+def test_the_caches_dtype_need_not_be_the_models():
+    decoder = random_decoder(TINY_QWEN3)
+    assert cache_spec(decoder, 4).dtype == torch.float32
+    assert cache_spec(decoder, 4, "bfloat16").block_bytes * 2 == cache_spec(decoder, 4).block_bytes
+    with pytest.raises(ValueError, match="kv_cache_dtype is 'int3': choose auto, float32"):
+        cache_spec(decoder, 4, "int3")
 
 
 def test_graphs_without_room_are_a_sentence(monkeypatch):
@@ -68,26 +72,28 @@ def test_graphs_without_room_are_a_sentence(monkeypatch):
         def __init__(self, *args):
             raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    decoder, config = random_decoder(TINY_QWEN3), EngineConfig(num_blocks=6, block_size=4,
-                                                               max_num_seqs=2)
-    monkeypatch.setattr("paged.graph_runner.GraphRunner", FullCard)
+    decoder, config = random_decoder(TINY_QWEN3), EngineConfig(
+        num_blocks=6, block_size=4, max_num_seqs=2, max_model_len=16, max_num_batched_tokens=32)
+    monkeypatch.setattr("paged.startup.ModelRunner", FullCard)
     monkeypatch.setattr(
-        "paged.startup.allocate_cache", lambda *args, **kwargs: SimpleNamespace(
-            data=SimpleNamespace(is_cuda=True, nbytes=2**30, device=torch.device("cpu"))))
+        CacheSpec, "allocate", lambda *args: SimpleNamespace(data=SimpleNamespace(
+            nbytes=2**30, device=torch.device("cpu"))))
+    spec = cache_spec(decoder, 4)
     with pytest.raises(
             MemoryError,
             match=r"no room for the graphs of a step beside a pool of 6 blocks \(1.00 GiB\)"):
-        make_runner(decoder, config)
+        make_runner(decoder, spec, config)
     for name in ("empty_cache", "reset_peak_memory_stats"):
         monkeypatch.setattr(torch.cuda, name, lambda: None)
     with pytest.raises(
             MemoryError,
             match="no room for a step of 32 tokens: .* Lower max_num_batched_tokens or max_n"):
-        measure_budget(decoder, 4, 2, 16, 32, 0.9)
+        measure_budget(decoder, spec, config, 0.9)
 
 
 def test_blocks_on_a_cpu_are_no_more_than_could_be_in_use():
-    decoder = random_decoder(TINY_QWEN3)
-    assert cpu_num_blocks(decoder, 16, max_num_seqs=3, max_model_len=100) == 3 * 7
-    assert cpu_num_blocks(decoder, 16, max_num_seqs=10**6,
-                          max_model_len=10**6) == 2**30 // block_bytes(decoder, 16)
+    spec = cache_spec(random_decoder(TINY_QWEN3), 16)
+    few = EngineConfig(num_blocks=1, max_num_seqs=3, max_model_len=100)
+    assert cpu_num_blocks(spec, few) == 3 * 7
+    many = EngineConfig(num_blocks=1, max_num_seqs=10**6, max_model_len=10**6)
+    assert cpu_num_blocks(spec, many) == 2**30 // spec.block_bytes

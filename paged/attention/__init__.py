@@ -5,21 +5,23 @@
     triton      this project's own GPU kernels; also run, slowly, in Triton's interpreter
     flash       FlashAttention, from the flash-attn package or from PyTorch itself
 
-Each backend is a module with `run(...)` over tensors and `why_not(q, k_cache)`, which says in a
-sentence why it cannot serve these inputs here, or None. A new backend is a new module and one name
-in BACKENDS.
+A backend is a module with `resolve(shape)`: it returns an Attention that serves these shapes here,
+or raises ValueError with the reason why it cannot. That is asked once, when an engine is made; what
+is returned runs in every layer, without checks. A new backend is a new module and one name in
+BACKENDS.
 """
 
 from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from numbers import Real
 
 import torch
 
-from paged.kv_cache import integers
+from paged.kv_cache import CacheSpec, integers
 
 BACKENDS = {
     "flash": "paged.attention.flash",
@@ -27,6 +29,64 @@ BACKENDS = {
     "torch": "paged.attention.torch_sdpa",
     "reference": "paged.attention.reference",
 }
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What attention is asked to serve.
+
+    Attributes:
+        num_heads: of the queries.
+        dtype: of the queries.
+        cache: what it reads.
+        device: where both are.
+    """
+
+    num_heads: int
+    dtype: torch.dtype
+    cache: CacheSpec
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class Attention:
+    """A backend that serves a Shape.
+
+    Attributes:
+        name: for people to read: "triton", "flash (PyTorch's varlen_attn)".
+        run: (q, k_cache, v_cache, block_tables, seq_lens, query_start_loc, scale) -> out, see
+            `paged_attention`; q and the caches fit the Shape. It takes two keywords: max_query_len,
+            the longest query of the batch where the caller knows it, and early: lengths and offsets
+            are older than the kernel launched before, so that it may start while that one ends.
+        in_graphs: run may be captured in a CUDA graph: it depends on shapes alone.
+    """
+
+    name: str
+    run: Callable[..., torch.Tensor]
+    in_graphs: bool = False
+
+
+def resolve(backend: str, shape: Shape) -> Attention:
+    """The attention of that name, or with "auto" the fastest that serves the shape here.
+
+    Raises ValueError, with the reason, when there is none.
+    """
+    if backend == "auto":
+        # Triton's interpreter is for checking kernels, not for serving: auto wants it on a GPU only.
+        names: Sequence[str] = ("triton", "flash", "torch")
+        names = names if shape.device.type == "cuda" else names[-1:]
+    elif isinstance(backend, str) and backend in BACKENDS:
+        names = (backend,)
+    else:
+        raise ValueError(f"unknown attention backend {backend!r}: choose one of auto, "
+                         f"{', '.join(BACKENDS)}")
+    reason = None
+    for name in names:
+        try:
+            return importlib.import_module(BACKENDS[name]).resolve(shape)
+        except ValueError as error:
+            reason = error
+    raise ValueError(f"attention backend {backend!r} cannot run here: {reason}")
 
 
 def paged_attention(q: torch.Tensor, kv, layer: int,
@@ -52,45 +112,16 @@ def paged_attention(q: torch.Tensor, kv, layer: int,
     decode, whole prefill, chunked prefill and mixtures differ in nothing but their lengths.
     Raises ValueError for inputs that do not fit together and for a backend that cannot run them,
     the same from every backend. Of tables and lengths on a GPU only types and shapes are looked at:
-        nothing waits for it.
+    nothing waits for it.
     """
     _check_query(q, kv)
     k_cache, v_cache = kv.layer(layer)
     if not (isinstance(scale, Real) and 0 < scale < math.inf):
-        raise ValueError(
-            f"scale is {scale!r}: it must be a finite number above 0, usually head_dim ** -0.5")
+        raise ValueError(f"scale is {scale!r}: it must be a finite number above 0, usually "
+                         f"head_dim ** -0.5")
     _check_batch(len(q), kv, block_tables, seq_lens, query_start_loc)
-    _, module = choose_backend(q, k_cache, backend)
-    return module.run(q, k_cache, v_cache, block_tables, seq_lens, query_start_loc, float(scale))
-
-
-def choose_backend(q: torch.Tensor, k_cache: torch.Tensor, backend: str = "auto"):
-    """The name and module of the backend that will serve these inputs.
-
-    Raises ValueError, with the reason, when the named backend cannot.
-    """
-    if backend == "auto":
-        # Triton's interpreter is for checking kernels, not for serving: auto wants it on a GPU
-        # only.
-        names = ("triton", "flash", "torch") if q.is_cuda else ("torch",)
-    elif isinstance(backend, str) and backend in BACKENDS:
-        names = (backend,)
-    else:
-        raise ValueError(
-            f"unknown attention backend {backend!r}: choose one of auto, {', '.join(BACKENDS)}")
-    for name in names:
-        module = importlib.import_module(BACKENDS[name])
-        reason = module.why_not(q, k_cache)
-        if reason is None:
-            return name, module
-    raise ValueError(f"attention backend {backend!r} cannot run here: {reason}")
-
-
-def backend_name(q: torch.Tensor, k_cache: torch.Tensor, backend: str = "auto") -> str:
-    """The backend that will serve these inputs, for people to read: "triton", "flash (PyTorch's
-    varlen_attn)"."""
-    name, module = choose_backend(q, k_cache, backend)
-    return f"{name} ({module.choose_library(q, k_cache).name})" if name == "flash" else name
+    attention = resolve(backend, Shape(q.shape[1], q.dtype, kv.spec, q.device))
+    return attention.run(q, k_cache, v_cache, block_tables, seq_lens, query_start_loc, float(scale))
 
 
 def _check_query(q, kv) -> None:

@@ -19,9 +19,11 @@ import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
+from paged.attention import Attention, Shape
 from paged.attention.triton_backend import on_device, padded
 
 
@@ -53,25 +55,25 @@ class Library:
             raise ValueError(f"{self.name} here takes no {self.table_argument}")
         return function
 
-    def why_not(self, q: torch.Tensor, k_cache: torch.Tensor) -> str | None:
-        """None when the library can serve these inputs here, else the reason."""
-        if not q.is_cuda:
+    def why_not(self, shape: Shape) -> str | None:
+        """None when the library can serve these shapes here, else the reason."""
+        if shape.device.type != "cuda":
             return f"{self.name} needs a GPU"
         try:
             self.load()
         except ValueError as error:
             return str(error)
-        major = torch.cuda.get_device_capability(q.device)[0]
+        major, cache = torch.cuda.get_device_capability(shape.device)[0], shape.cache
         if major not in self.capability:
             return f"{self.name} does not run on compute capability {major}.x"
-        if q.dtype not in self.dtypes or k_cache.dtype != q.dtype:
-            return f"{self.name} takes float16 or bfloat16, not {q.dtype} over {k_cache.dtype}"
-        if k_cache.shape[1] % self.block_size:
+        if shape.dtype not in self.dtypes or cache.dtype != shape.dtype:
+            return f"{self.name} takes float16 or bfloat16, not {shape.dtype} over {cache.dtype}"
+        if cache.block_size % self.block_size:
             return (f"{self.name} needs a block size that is a multiple of {self.block_size}, not "
-                    f"{k_cache.shape[1]}")
-        if q.shape[2] % self.head_dim or q.shape[2] > self.max_head_dim:
+                    f"{cache.block_size}")
+        if cache.head_dim % self.head_dim or cache.head_dim > self.max_head_dim:
             return (f"{self.name} needs a head_dim that is a multiple of {self.head_dim} up to "
-                    f"{self.max_head_dim}, not {q.shape[2]}")
+                    f"{self.max_head_dim}, not {cache.head_dim}")
         return None
 
 
@@ -102,42 +104,29 @@ LIBRARIES = (
 )
 
 
-def choose_library(q: torch.Tensor, k_cache: torch.Tensor) -> Library:
-    """The first library that can serve these inputs. Raises ValueError with every library's
-    reason."""
+def resolve(shape: Shape) -> Attention:
+    """The first library that serves these shapes here. Raises ValueError with every library's
+    reason where there is none."""
     reasons = []
     for library in LIBRARIES:
-        reason = library.why_not(q, k_cache)
+        reason = library.why_not(shape)
         if reason is None:
-            return library
+            # They read lengths and tables on the GPU, and are told upper bounds that stay.
+            return Attention(f"flash ({library.name})", partial(run, library, library.load()),
+                             in_graphs=True)
         reasons.append(reason)
     raise ValueError("; ".join(reasons))
 
 
-def why_not(q: torch.Tensor, k_cache: torch.Tensor) -> str | None:
-    """None when some library can serve these inputs here, else why each cannot."""
-    try:
-        choose_library(q, k_cache)
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-def run(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_tables, seq_lens,
-        query_start_loc, scale: float, max_query_len: int | None = None) -> torch.Tensor:
-    """Paged attention through the library of `choose_library`; see `paged_attention` for the
-    shapes.
-
-    max_query_len: the longest query of the batch where the caller knows it; without it, all rows of
-        q bound
-    it.
-    """
-    library = choose_library(q, k_cache)
+def run(library: Library, function: Callable, q: torch.Tensor, k_cache: torch.Tensor,
+        v_cache: torch.Tensor, block_tables, seq_lens, query_start_loc, scale: float,
+        max_query_len: int | None = None, early: bool = False) -> torch.Tensor:
+    """Paged attention through a library; see `Attention` and `paged_attention`. Without
+    max_query_len, all rows of q bound the longest query."""
     longest = max_query_len or max(len(q), 1)
     tables = padded(block_tables, q.device)
     lengths, starts = on_device(seq_lens, q.device), on_device(query_start_loc, q.device)
-    return library.call(library.load(), q, k_cache, v_cache, tables, lengths, starts, scale,
-                        longest)
+    return library.call(function, q, k_cache, v_cache, tables, lengths, starts, scale, longest)
 
 
 def _cumulative(seq_lens: torch.Tensor) -> torch.Tensor:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import torch
 
+from paged.attention import Attention, Shape
 from paged.kv_cache import gather
 
 
-def why_not(q: torch.Tensor, k_cache: torch.Tensor) -> str | None:
+def resolve(shape: Shape) -> Attention:
     """The reference runs everywhere."""
-    return None
+    return Attention("reference", run)
 
 
-def run(q, k_cache, v_cache, block_tables, seq_lens, query_start_loc, scale) -> torch.Tensor:
+def run(q, k_cache, v_cache, block_tables, seq_lens, query_start_loc, scale, max_query_len=None,
+        early=False) -> torch.Tensor:
     """Attention of each request's new queries over its paged context; see `paged_attention` for the
     shapes."""
     out = torch.zeros_like(q)

@@ -10,15 +10,17 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from paged.attention import Attention, Shape
 from paged.kv_cache import gather
 
 
-def why_not(q: torch.Tensor, k_cache: torch.Tensor) -> str | None:
+def resolve(shape: Shape) -> Attention:
     """PyTorch's SDPA runs everywhere."""
-    return None
+    return Attention("torch", run)
 
 
-def run(q, k_cache, v_cache, block_tables, seq_lens, query_start_loc, scale) -> torch.Tensor:
+def run(q, k_cache, v_cache, block_tables, seq_lens, query_start_loc, scale, max_query_len=None,
+        early=False) -> torch.Tensor:
     """Attention of each request's new queries over its paged context; see `paged_attention` for the
     shapes."""
     lengths, starts = _as_list(seq_lens), _as_list(query_start_loc)

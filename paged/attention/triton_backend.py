@@ -15,45 +15,53 @@ import os
 
 import torch
 
+from paged.attention import Attention, Shape
+
 MAX_HEAD_DIM, MAX_GROUP = 256, 32
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def why_not(q: torch.Tensor, k_cache: torch.Tensor) -> str | None:
-    """None when these kernels can serve q and this cache here, else one sentence saying why not."""
+def resolve(shape: Shape) -> Attention:
+    """These kernels. Raises ValueError, with the reason, where they cannot serve."""
+    reason = why_not(shape)
+    if reason is not None:
+        raise ValueError(reason)
+    return Attention("triton", run, in_graphs=True)
+
+
+def why_not(shape: Shape) -> str | None:
+    """None when these kernels can serve these shapes here, else one sentence saying why not."""
+    cache = shape.cache
     if importlib.util.find_spec("triton") is None:
         return "the triton package is not installed (it comes with PyTorch for CUDA on Linux)"
-    if q.dtype not in DTYPES or k_cache.dtype != q.dtype:
-        return f"q is {q.dtype} and the cache {k_cache.dtype}; the kernels take one of {DTYPES} for both"
-    if q.shape[2] > MAX_HEAD_DIM or q.shape[1] > MAX_GROUP * k_cache.shape[2]:
-        return (
-            f"head_dim is {q.shape[2]} and {q.shape[1]} heads share {k_cache.shape[2]} KV heads; the "
-            f"kernels take up to {MAX_HEAD_DIM}, and up to {MAX_GROUP} heads a KV head")
-    if not k_cache.is_contiguous():
-        return f"the cache has strides {k_cache.stride()}: the kernels take one whose rows lie side by side"
-    if not q.is_cuda:
+    if shape.dtype not in DTYPES or cache.dtype not in DTYPES:
+        return (f"q is {shape.dtype} and the cache {cache.dtype}; the kernels take one of {DTYPES} "
+                f"for each")
+    if cache.head_dim > MAX_HEAD_DIM or shape.num_heads > MAX_GROUP * cache.num_kv_heads:
+        return (f"head_dim is {cache.head_dim} and {shape.num_heads} heads share "
+                f"{cache.num_kv_heads} KV heads; the kernels take up to {MAX_HEAD_DIM}, and up to "
+                f"{MAX_GROUP} heads a KV head")
+    if shape.device.type != "cuda":
         if os.environ.get("TRITON_INTERPRET") != "1":
-            return "q is on the CPU: set TRITON_INTERPRET=1 before Python starts, and they run there, slowly"
-        if q.dtype == torch.bfloat16:
-            return "Triton's interpreter multiplies bfloat16 matrices wrongly: use float32 or float16 there"
+            return ("q is on the CPU: set TRITON_INTERPRET=1 before Python starts, and they run "
+                    "there, slowly")
+        if shape.dtype == torch.bfloat16:
+            return ("Triton's interpreter multiplies bfloat16 matrices wrongly: use float32 or "
+                    "float16 there")
     return None
 
 
 def run(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_tables, seq_lens,
         query_start_loc, scale: float, max_query_len: int | None = None,
         early: bool = False) -> torch.Tensor:
-    """Paged attention of every request; see `paged_attention` for the shapes.
-
-    max_query_len: the longest query of the batch where the caller knows it; 1 makes the step a pure
-        decode.
-    early: see `decode`.
-    """
+    """Paged attention of every request; see `Attention` and `paged_attention`. A max_query_len of 1
+    makes the step a pure decode."""
     from paged.kernels.decode import decode
     from paged.kernels.prefill import prefill
 
     if not isinstance(query_start_loc, torch.Tensor):
-        max_query_len = max((b - a for a, b in zip(query_start_loc, query_start_loc[1:])),
-                            default=0)
+        pairs = zip(query_start_loc, query_start_loc[1:])
+        max_query_len = max((b - a for a, b in pairs), default=0)
     block_tables = padded(block_tables, q.device)
     seq_lens, query_start_loc = on_device(seq_lens, q.device), on_device(query_start_loc, q.device)
     if q.stride()[1:] != (q.shape[2], 1):

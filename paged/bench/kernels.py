@@ -24,8 +24,10 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from paged.attention import BACKENDS, choose_backend
+from paged.attention import BACKENDS, resolve
+from paged.attention import Shape as AttentionShape
 from paged.bench.common import check_output, machine
+from paged.kv_cache import CacheSpec
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 16, 8, 128  # Qwen3-0.6B
 DTYPE = torch.bfloat16
@@ -153,13 +155,15 @@ def graph_times(function: Callable, sets: Sequence[tuple], repetitions: int) -> 
 def contenders(shape: Shape, inputs: Inputs) -> Iterable[tuple[str, Callable, list[tuple]]]:
     """(name, function, input sets) of every backend that runs here, and of contiguous SDPA."""
     q, k = inputs.sets[0][:2]
+    _, block_size, num_kv_heads, head_dim = k.shape
+    served = AttentionShape(q.shape[1], q.dtype, CacheSpec(1, block_size, num_kv_heads, head_dim, k.dtype), q.device)
     for name in BACKENDS:
         try:
-            _, module = choose_backend(q, k, name)
+            attention = resolve(name, served)
         except ValueError:
             continue
         longest = {"max_query_len": max(shape.queries)} if name not in NO_GRAPH else {}
-        yield name, partial(module.run, **longest), inputs.sets
+        yield name, partial(attention.run, **longest), inputs.sets
     if shape.kind != "mixed" and len(set(shape.contexts)) == 1:
         from torch.nn.attention.bias import causal_lower_right
 

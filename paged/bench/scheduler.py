@@ -26,7 +26,7 @@ class NoModel:
 
     def execute(self, batch) -> list[int]:
         """One token a request."""
-        return [7] * len(batch.requests)
+        return [7] * len(batch.request_ids)
 
 
 def decoding_engine(num_requests: int, context: int, steps: int, block_size: int = 16,

@@ -24,13 +24,13 @@ from tqdm import tqdm
 
 from paged.bench.common import QWEN3_0_6B, check_output, machine
 from paged.checks import whole_number
+from paged.config import Speedups
 from paged.engine import Engine
 from paged.llm import LLM, short_collections
 from paged.models.config import ModelConfig
 from paged.models.decoder import Decoder
 from paged.models.loader import Loaded, room_for_weights, use_device
 from paged.sampling import SamplingParams
-from paged.startup import Speedups
 
 VOCABULARY = 10_000  # token ids that prompts are drawn from
 ABLATIONS = {
@@ -84,13 +84,13 @@ def steps_of_a_run(llm: LLM, prompts, params) -> list[tuple[int, int, float]]:
     """Every step of one run: its tokens, its requests, and the milliseconds until the engine was
     ready for the next."""
     engine, sizes, steps = llm.engine, [], []
-    launch = engine._launch
+    launch = engine.launch
 
     def noting(batch):
-        sizes.append((len(batch.input_ids), len(batch.requests)))
+        sizes.append((len(batch.input_ids), len(batch.request_ids)))
         return launch(batch)
 
-    engine._launch = noting
+    engine.launch = noting
     try:
         for prompt, param in zip(with_other_first_tokens(prompts, 77), params):
             engine.add_request(prompt, param)
@@ -102,7 +102,7 @@ def steps_of_a_run(llm: LLM, prompts, params) -> list[tuple[int, int, float]]:
                 steps.append((*(sizes.pop() if sizes else (0, 0)), 1e3 * (now - last)))
                 last = now
     finally:
-        engine._launch = launch
+        engine.launch = launch
     return steps
 
 
@@ -190,8 +190,8 @@ def clock_split(engine: Engine, steps: int) -> dict:
     do not add up.
     """
     parts = {
-        "schedule": (engine.scheduler, "schedule"), "launch": (engine, "_launch"),
-        "collect": (engine, "_collect"), "update": (engine, "_update")
+        "schedule": (engine.scheduler, "schedule"), "launch": (engine, "launch"),
+        "collect": (engine, "collect"), "update": (engine, "_update")
     }
     originals = {name: getattr(*place) for name, place in parts.items()}
     seconds = dict.fromkeys(parts, 0.0)
@@ -265,7 +265,7 @@ def _kind(name: str) -> str:
     """Which part of a step a kernel belongs to, by its name."""
     for kind, words in {
             "attention": ("_decode_kernel", "_prefill_kernel", "flash", "Flash", "fmha"),
-            "sampling": ("_weigh_slices", "_draw", "_best_of"),
+            "sampling": ("_weigh_kernel", "_cut_kernel", "_draw"),
             "copies": ("Memcpy", "Memset"),
             "norm, rotary, store, activation": ("norm", "_store_kernel", "_silu_mul"),
             "products": ("_product_kernel", "_qkv_kernel", "gemm", "gemv", "nvjet", "cutlass",

@@ -4,11 +4,12 @@ launching."""
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
+
+from paged.device import device_properties
 
 LOG2_E: tl.constexpr = tl.constexpr(
     1.4426950408889634)  # exp(x) = exp2(x × log2 e); exp2 is one instruction
@@ -43,39 +44,6 @@ def load_rows(base, slots, ROW: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM
     if HEAD_DIM == PADDED_DIM:
         return tl.load(pointers)
     return tl.load(pointers, mask=(tl.arange(0, PADDED_DIM) < HEAD_DIM)[None, :], other=0.0)
-
-
-class Card(NamedTuple):
-    """What the shape of a launch depends on.
-
-    Attributes:
-        processors: multiprocessors.
-        capability: the major compute capability: 7 Turing (T4), 8 Ampere and Ada, 9 Hopper. From 8
-            on copies to shared memory pass by the registers; from 9 on a kernel may start while the
-            one before it ends.
-        shared_memory: bytes of shared memory that a program may use.
-    """
-
-    processors: int
-    capability: int
-    shared_memory: int
-
-    @property
-    def starts_early(self) -> bool:
-        """Whether it has programmatic dependent launch."""
-        return self.capability >= 9
-
-
-@cache
-def device_properties(device: torch.device) -> Card:
-    """The card of a device; in the interpreter 4 processors with the memory of an H200, which start
-    nothing early."""
-    if device.type != "cuda":
-        return Card(4, 8, 227 * 1024)
-    properties = torch.cuda.get_device_properties(device)
-    index = torch.cuda.current_device() if device.index is None else device.index
-    shared = triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"]
-    return Card(properties.multi_processor_count, properties.major, shared)
 
 
 @triton.jit

@@ -25,16 +25,8 @@ import torch
 import triton
 import triton.language as tl
 
-from paged.kernels.common import (
-    LOG2_E,
-    Card,
-    counters,
-    device_properties,
-    launch,
-    load_rows,
-    start_early,
-    tile_slots,
-)
+from paged.device import Card, device_properties
+from paged.kernels.common import LOG2_E, counters, launch, load_rows, start_early, tile_slots
 
 
 @triton.jit
@@ -133,8 +125,8 @@ def _decode_kernel(q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, counter_ptr, block
         l = tl.zeros([PADDED_GROUP], tl.float32)
         acc = tl.zeros([PADDED_GROUP, PADDED_DIM], tl.float32)
         for tile in range(first_tile, last_tile):
-            k = load_rows(k_base, slots, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, PADDED_DIM)
-            v = load_rows(v_base, slots, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, PADDED_DIM)
+            k = load_rows(k_base, slots, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, PADDED_DIM).to(q.dtype)
+            v = load_rows(v_base, slots, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, PADDED_DIM).to(q.dtype)
             slots = tile_slots(tile + 1, length, table_ptr, BLOCK_SIZE,
                                TILE)  # asked for one tile ahead
             scores = tl.dot(q, k.T, input_precision="ieee") * (scale * LOG2_E)

@@ -25,7 +25,8 @@ import torch
 import triton
 import triton.language as tl
 
-from paged.kernels.common import LOG2_E, Card, device_properties, launch, load_rows, tile_slots
+from paged.device import Card, device_properties
+from paged.kernels.common import LOG2_E, launch, load_rows, tile_slots
 
 
 @triton.jit
@@ -36,7 +37,7 @@ def _attend(q, m, l, acc, first, last, positions, length, table_ptr, k_base, v_b
     values acc."""
     slots = tile_slots(first, length, table_ptr, BLOCK_SIZE, TILE)
     for tile in range(first, last):
-        k = load_rows(k_base, slots, ROW, HEAD_DIM, PADDED_DIM)
+        k = load_rows(k_base, slots, ROW, HEAD_DIM, PADDED_DIM).to(q.dtype)
         scores = tl.dot(q, k.T, input_precision="ieee")
         if MASKED:
             token = tile * TILE + tl.arange(0, TILE)
@@ -47,7 +48,7 @@ def _attend(q, m, l, acc, first, last, positions, length, table_ptr, k_base, v_b
         p = tl.exp2(scores * scale - m_new[:, None])
         alpha = tl.exp2(m - m_new)
         l = l * alpha + tl.sum(p, 1)
-        v = load_rows(v_base, slots, ROW, HEAD_DIM, PADDED_DIM)
+        v = load_rows(v_base, slots, ROW, HEAD_DIM, PADDED_DIM).to(q.dtype)
         acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision="ieee")
         m = m_new
         slots = tile_slots(tile + 1, length, table_ptr, BLOCK_SIZE,

@@ -25,7 +25,8 @@ import torch
 import triton
 import triton.language as tl
 
-from paged.kernels.common import counters, device_properties, early_launch, start_early
+from paged.device import device_properties
+from paged.kernels.common import counters, early_launch, start_early
 
 
 @triton.jit
@@ -158,7 +159,6 @@ def _qkv_kernel(x_ptr, weight_ptr, squares_ptr, bias_ptr, positions_ptr, slots_p
                                        head * HEAD_DIM + half + dim, real, token, valid,
                                        partial_ptr, counter_ptr, WIDTH, COLUMNS, SPLIT, True, EVEN)
     if whole:
-        dtype = q_ptr.dtype.element_ty
         inside = valid[None, :] & real[:, None]
         if SCALE:
             first *= scale
@@ -182,15 +182,18 @@ def _qkv_kernel(x_ptr, weight_ptr, squares_ptr, bias_ptr, positions_ptr, slots_p
             turned = first * cos - second * sin
             second = second * cos + first * sin
             first = turned
-        at = q_ptr + (token[None, :] * NUM_HEADS + head) * HEAD_DIM
-        if head >= NUM_HEADS:
+        if head < NUM_HEADS:
+            own = q_ptr + (token[None, :] * NUM_HEADS + head) * HEAD_DIM + dim[:, None]
+            tl.store(own, first.to(q_ptr.dtype.element_ty), mask=inside)
+            tl.store(own + half, second.to(q_ptr.dtype.element_ty), mask=inside)
+        else:
             kv_head = (head - NUM_HEADS) % NUM_KV_HEADS
             base = k_cache_ptr if head < NUM_HEADS + NUM_KV_HEADS else v_cache_ptr
-            at = base + ((slot // BLOCK_SIZE) * k_block +
-                         (slot % BLOCK_SIZE) * k_row + kv_head * HEAD_DIM)[None, :]
-            inside &= (slot >= 0)[None, :]
-        tl.store(at + dim[:, None], first.to(dtype), mask=inside)
-        tl.store(at + half + dim[:, None], second.to(dtype), mask=inside)
+            row = (slot // BLOCK_SIZE) * k_block + (slot % BLOCK_SIZE) * k_row + kv_head * HEAD_DIM
+            at = base + row[None, :] + dim[:, None]
+            stored = inside & (slot >= 0)[None, :]
+            tl.store(at, first.to(base.dtype.element_ty), mask=stored)
+            tl.store(at + half, second.to(base.dtype.element_ty), mask=stored)
 
 
 def tile_shape(kind: str, num_tokens: int) -> tuple[int, int, int, int, int]:

@@ -17,6 +17,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Sequence
 
+from paged.batch import RowOutput
 from paged.request import PENDING, Request
 
 VOCAB_SIZE = 4  # few tokens, so that prefixes of unrelated requests collide often
@@ -56,6 +57,7 @@ class OracleRunner:
 
     Attributes:
         rows: the salt and the prefix that wrote each slot, None where nothing was written.
+        tables: of each seat, as the batches have told it.
         num_computed_tokens: tokens executed so far, those of recomputed prompts included.
     """
 
@@ -65,31 +67,52 @@ class OracleRunner:
         self.host_rows: list[tuple | None] = [None] * (num_host_blocks * block_size)
         self.num_computed_tokens = 0
         self._last_token: dict[Request, int] = {}
+        self.tables: dict[int, list[int]] = {}
 
-    def execute(self, batch) -> list[int]:
+    def watch(self, engine) -> None:
+        """The engine whose requests say what they consist of; `Engine` calls this itself."""
+        self.engine = engine
+
+    def execute(self, batch) -> list:
         """Copy, write, read and check; returns the next token of each request."""
-        assert batch.requests or batch.swap_out or batch.swap_in, "an empty batch makes no progress"
+        self.requests = list(self.engine.scheduler.scheduled)
+        assert self.requests or batch.swap_out or batch.swap_in, "an empty batch makes no progress"
+        assert [request.request_id for request in self.requests] == batch.request_ids
         self._copy_blocks(self.rows, self.host_rows, batch.swap_out)
         self._copy_blocks(self.rows, self.rows, batch.block_copies)
         self._copy_blocks(self.host_rows, self.rows, batch.swap_in)
-        contexts = [self._context(batch, row) for row in range(len(batch.requests))]
+        contexts = [self._context(batch, row) for row in range(len(self.requests))]
         self._write(batch, contexts)
         self._read(batch, contexts)
         self.num_computed_tokens += len(batch.input_ids)
-        batch.logprobs = [
-            distribution(context) if request.params.logprobs is not None else None
-            for request, context in zip(batch.requests, contexts)
-        ]
+        self._check_changes(batch)
         tokens = [
             next_token(context, request.completion.index)
-            for request, context in zip(batch.requests, contexts)
+            for request, context in zip(self.requests, contexts)
         ]
-        self._last_token.update(zip(batch.requests, tokens))
-        return tokens
+        self._last_token.update(zip(self.requests, tokens))
+        return [
+            RowOutput([token], [distribution(context)]) if row in batch.num_logprobs else token
+            for row, (token, context) in enumerate(zip(tokens, contexts))
+        ]
+
+    def _check_changes(self, batch) -> None:
+        """Tables kept up to date by what the batch says has changed must be the batch's tables."""
+        assert len(set(batch.seats)) == len(batch.seats), "two requests sit in one seat"
+        for newcomer in batch.newcomers:
+            self.tables[batch.seats[newcomer.row]] = []
+        for row, first, blocks in batch.table_writes:
+            table = self.tables[batch.seats[row]]
+            assert first <= len(table), f"blocks {len(table)} to {first} of a table were never told"
+            table[first:first + len(blocks)] = blocks
+        for row, request in enumerate(self.requests):
+            assert self.tables[batch.seats[row]] == batch.block_tables[row], (
+                f"{request} is known by the table {self.tables[batch.seats[row]]}")
+            assert batch.samples[row] == (batch.seq_lens[row] == len(request.token_ids))
 
     def _context(self, batch, row: int) -> tuple[int, ...]:
         """The tokens that a request knows itself to consist of, up to the last one of this step."""
-        request = batch.requests[row]
+        request = self.requests[row]
         tokens = batch.input_ids[batch.query_start_loc[row]:batch.query_start_loc[row + 1]]
         start, end = request.num_computed_tokens, request.num_computed_tokens + len(tokens)
         assert start < end <= len(
@@ -105,7 +128,7 @@ class OracleRunner:
         """Store the prefixes of the new tokens, where the slot mapping says and the block table
         will look."""
         written = set()
-        for row, (request, context) in enumerate(zip(batch.requests, contexts)):
+        for row, (request, context) in enumerate(zip(self.requests, contexts)):
             first, last = batch.query_start_loc[row], batch.query_start_loc[row + 1]
             assert batch.seq_lens[row] == len(context), (
                 f"{request} attends to {batch.seq_lens[row]} positions, its context has {len(context)}"
@@ -124,7 +147,7 @@ class OracleRunner:
 
     def _read(self, batch, contexts: list[tuple[int, ...]]) -> None:
         """Every row of every context must have been written under that very prefix."""
-        for request, table, context in zip(batch.requests, batch.block_tables, contexts):
+        for request, table, context in zip(self.requests, batch.block_tables, contexts):
             for position in range(len(context)):
                 row = self.rows[self._slot(table, position)]
                 assert row == (request.salt, context[:position + 1]), (
@@ -154,10 +177,10 @@ class RunAheadOracle(OracleRunner):
 
     runs_ahead = True
 
-    def launch(self, batch) -> list[int]:
+    def launch(self, batch) -> list:
         """Execute; the engine sees the result when it collects it."""
         return self.execute(batch)
 
-    def collect(self, tokens: list[int]) -> list[int]:
+    def collect(self, tokens: list) -> list:
         """The tokens of a launched step."""
         return tokens

@@ -1,13 +1,18 @@
-"""One decoder for Llama, Qwen2, Qwen2.5 and Qwen3, for inference only.
+"""One decoder for Llama, Qwen2, Qwen2.5 and Qwen3, for inference only: its weights, and its layer.
 
-It turns token ids and positions into hidden states. The tokens of all requests of a step lie one
-after another, with no batch dimension and no padding. Which tokens may see which others is none of
-its
-business: at each layer it hands Q, K and V to `attend`, and whoever runs the model decides what
-    that
-means (a paged cache in the engine, plain SDPA in a test). Nothing here knows of blocks or slots.
+It turns the embeddings of tokens into hidden states. The tokens of all requests of a step lie one
+after another, with no batch dimension and no padding. A layer is written once, in `Decoder.run`,
+over five operations. PlainOperations are the specification; `fused.py` has faster ones, and another
+kind of attention or MLP, or a product cut over several GPUs, would be another operation, not
+another decoder.
 
-    ids -> embed -> layers x [ norm, QKV, rotary, attend, out  +  norm, gate and up, down ] -> norm -> hidden
+    qkv       norm ► product ► Q, K and V ► norm of each head (Qwen3) ► rotary embedding
+    attend    K and V into the cache, attention over it
+    output    product ► + residual
+    gate_up   norm ► product ► silu(gate) × up
+    down      product ► + residual
+
+Which tokens may see which others is attention's business. Nothing here knows of blocks or slots.
 """
 
 from __future__ import annotations
@@ -60,7 +65,7 @@ class Layer(nn.Module):
         # Heads that rotary embedding turns: Q and K, not V
         self.turned = c.num_heads + c.num_kv_heads
         self.attention_norm = _weight(c.hidden_size, **at)
-        self.qkv = Linear(c.hidden_size, (self.turned + c.num_kv_heads) * c.head_dim,
+        self.qkv = Linear(c.hidden_size, (c.num_heads + 2 * c.num_kv_heads) * c.head_dim,
                           c.attention_bias, **at)
         self.q_norm = _weight(c.head_dim, **at) if c.qk_norm else None
         self.k_norm = _weight(c.head_dim, **at) if c.qk_norm else None
@@ -69,20 +74,44 @@ class Layer(nn.Module):
         self.gate_up = Linear(c.hidden_size, 2 * c.intermediate_size, False, **at)
         self.down = Linear(c.intermediate_size, c.hidden_size, False, **at)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+
+class PlainOperations:
+    """Each a few lines of PyTorch.
+
+    Args:
+        config: of the model.
+        cos, sin: [tokens, 1, head_dim], as `Decoder.rotation` gives them.
+        attend: (layer index, q, k, v) -> out, see `Decoder.forward`.
+    """
+
+    def __init__(self, config: ModelConfig, cos: Tensor, sin: Tensor, attend: Attend):
+        self.config, self.cos, self.sin, self.attention = config, cos, sin, attend
+
+    def qkv(self, layer, x):
         c = self.config
-        qkv = self.qkv(rms_norm(x, self.attention_norm, c.rms_norm_eps))
-        qkv = qkv.view(-1, self.turned + c.num_kv_heads, c.head_dim)
-        qk, v = qkv[:, :self.turned], qkv[:, self.turned:]
+        turned = c.num_heads + c.num_kv_heads  # rotary embedding turns Q and K, not V
+        qkv = layer.qkv(rms_norm(x, layer.attention_norm, c.rms_norm_eps))
+        qk, v = qkv.view(-1, turned + c.num_kv_heads, c.head_dim).split((turned, c.num_kv_heads), 1)
         if c.qk_norm:
-            q = rms_norm(qk[:, :c.num_heads], self.q_norm, c.rms_norm_eps)
-            k = rms_norm(qk[:, c.num_heads:], self.k_norm, c.rms_norm_eps)
+            q = rms_norm(qk[:, :c.num_heads], layer.q_norm, c.rms_norm_eps)
+            k = rms_norm(qk[:, c.num_heads:], layer.k_norm, c.rms_norm_eps)
             qk = torch.cat((q, k), dim=1)
-        qk = rotate(qk, cos, sin)
-        mixed = attend(self.index, qk[:, :c.num_heads], qk[:, c.num_heads:], v)
-        x = x + self.out(mixed.reshape(-1, c.num_heads * c.head_dim))
-        gate, up = self.gate_up(rms_norm(x, self.mlp_norm, c.rms_norm_eps)).chunk(2, dim=-1)
-        return x + self.down(F.silu(gate) * up)
+        q, k = rotate(qk, self.cos, self.sin).split((c.num_heads, c.num_kv_heads), 1)
+        return q, k, v
+
+    def attend(self, layer, qkv):
+        return self.attention(layer.index, *qkv)
+
+    def output(self, layer, mixed, x):
+        return x + layer.out(mixed.flatten(1))
+
+    def gate_up(self, layer, x):
+        hidden = layer.gate_up(rms_norm(x, layer.mlp_norm, self.config.rms_norm_eps))
+        gate, up = hidden.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    def down(self, layer, hidden, x):
+        return x + layer.down(hidden)
 
 
 class Decoder(nn.Module):
@@ -102,16 +131,23 @@ class Decoder(nn.Module):
             self.head.weight = self.embedding
         self.register_buffer("frequencies", rotary_frequencies(config).to(device), persistent=False)
 
+    def run(self, x, operations):
+        """The layers, from the embeddings x [N, hidden] to the residual stream before the final
+        norm, through the operations of one step; what passes between two of them is their own."""
+        ops = operations
+        for layer in self.layers:
+            x = ops.output(layer, ops.attend(layer, ops.qkv(layer, x)), x)
+            x = ops.down(layer, ops.gate_up(layer, x), x)
+        return x
+
     def forward(self, input_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Hidden states [N, hidden] of input_ids [N] standing at positions [N].
+        """Hidden states [N, hidden] of input_ids [N] standing at positions [N], the plain way.
 
         attend(layer, q, k, v) gets q [N, num_heads, head_dim] and k, v [N, num_kv_heads, head_dim],
         q and k turned by their positions, and returns the attention output in the shape of q.
         """
         x = F.embedding(input_ids, self.embedding)
-        cos, sin = self.rotation(positions)
-        for layer in self.layers:
-            x = layer(x, cos, sin, attend)
+        x = self.run(x, PlainOperations(self.config, *self.rotation(positions), attend))
         return rms_norm(x, self.norm, self.config.rms_norm_eps)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The fast runner against the plain one: the same tokens, whatever shares the batch and however it
+"""The runner with fused operations against the same with plain ones: the same tokens, whatever shares the batch and however it
 is scheduled.
 
 Protects the GPU path's bookkeeping: seats, patched block tables, tokens that stay on the GPU,
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from paged import Engine, EngineConfig, PagedKVCache, SamplingParams
-from paged.graph_runner import GraphRunner
+from paged.config import Speedups
 from paged.models.config import ModelConfig
 from paged.models.decoder import Decoder, random_decoder
 from paged.runner import ModelRunner
@@ -28,21 +28,19 @@ def decoder(monkeypatch):
     return random_decoder(SMALL, seed=3, device=DEVICE)
 
 
-def engine_with(runner_class, decoder, num_blocks=24, block_size=4, max_num_seqs=4, budget=32,
-                **kwargs):
+def engine_with(fused, decoder, num_blocks=24, block_size=4, max_num_seqs=4, budget=32,
+                use_graphs=False, backend=None, **config):
+    """An engine on a cache full of NaN: plain and in step, or fused and running ahead."""
     kv = PagedKVCache(SMALL.num_layers, num_blocks, block_size, SMALL.num_kv_heads, SMALL.head_dim,
                       device=DEVICE)
     kv.data.fill_(float("nan"))
     config = EngineConfig(num_blocks=num_blocks, block_size=block_size, max_num_seqs=max_num_seqs,
-                          max_num_batched_tokens=budget, max_model_len=64, **kwargs.pop(
-                              "config", {}))
+                          max_num_batched_tokens=budget, max_model_len=64, **config)
     host_kv = PagedKVCache(*kv.data.shape[1:]) if config.preemption == "swap" else None
-    if runner_class is GraphRunner:
-        runner = GraphRunner(decoder, kv, max_num_seqs, 64, budget, host_kv, **kwargs)
-        if runner.use_graphs:
-            runner.capture(use_tqdm=False)
-    else:
-        runner = ModelRunner(decoder, kv, "reference", host_kv)
+    runner = ModelRunner(decoder, kv, config, backend or ("triton" if fused else "reference"),
+                         host_kv, Speedups(graphs=use_graphs, fused=fused, run_ahead=fused))
+    if use_graphs:
+        runner.capture(use_tqdm=False)
     return Engine(config, runner)
 
 
@@ -71,16 +69,15 @@ MIX = [([1, 2, 3, 4, 5, 6, 7, 8, 9], greedy(6)), ([1, 2, 3, 4, 5, 6, 7, 8, 30], 
 
 @pytest.mark.parametrize("use_graphs", [True, False])
 def test_same_tokens_as_the_plain_runner(decoder, use_graphs):
-    want = run(engine_with(ModelRunner, decoder), MIX)
-    assert run(engine_with(GraphRunner, decoder, use_graphs=use_graphs), MIX) == want
+    want = run(engine_with(False, decoder), MIX)
+    assert run(engine_with(True, decoder, use_graphs=use_graphs), MIX) == want
 
 
 def test_chunks_and_a_tight_pool(decoder):
     tight = dict(num_blocks=11, budget=5)
-    want = run(engine_with(ModelRunner, decoder, **tight), MIX[:4])
+    want = run(engine_with(False, decoder, **tight), MIX[:4])
     for preemption in ("recompute", "swap"):
-        engine = engine_with(GraphRunner, decoder, use_graphs=False,
-                             config={"preemption": preemption}, **tight)
+        engine = engine_with(True, decoder, preemption=preemption, **tight)
         assert run(engine, MIX[:4]) == want
 
 
@@ -88,31 +85,28 @@ def test_forks_copy_blocks_and_filters_redraw(decoder):
     requests = [([5, 4, 3, 2, 1, 0], SamplingParams(n=3, max_tokens=5, seed=1, top_k=1)), MIX[3],
                 ([5, 4, 3, 2], greedy(4, logprobs=2)), ([5, 4, 3], greedy(
                     4, repetition_penalty=1.5))]
-    want = run(engine_with(ModelRunner, decoder, max_num_seqs=6), requests)
-    assert run(engine_with(GraphRunner, decoder, max_num_seqs=6, use_graphs=False),
-               requests) == want
+    want = run(engine_with(False, decoder, max_num_seqs=6), requests)
+    assert run(engine_with(True, decoder, max_num_seqs=6), requests) == want
 
 
 def test_a_seeded_draw_does_not_depend_on_company(decoder):
     lone = [([3, 1, 4, 1, 5], SamplingParams(temperature=1.0, max_tokens=6, seed=-2**70))]
-    alone = run(engine_with(GraphRunner, decoder, use_graphs=False), lone)
-    among = run(engine_with(GraphRunner, decoder, use_graphs=False), MIX[:2] + lone)
+    alone = run(engine_with(True, decoder), lone)
+    among = run(engine_with(True, decoder), MIX[:2] + lone)
     assert among[2] == alone[0]
 
 
 def test_seats_are_taken_back(decoder):
-    engine = engine_with(GraphRunner, decoder, max_num_seqs=2, use_graphs=False)
-    want = [
-        run(engine_with(ModelRunner, decoder, max_num_seqs=2), [request])[0] for request in MIX[:4]
-    ]
+    engine = engine_with(True, decoder, max_num_seqs=2)
+    want = [run(engine_with(False, decoder, max_num_seqs=2), [request])[0] for request in MIX[:4]]
     assert [run(engine, [request])[0] for request in MIX[:4]] == want
 
 
 @pytest.mark.gpu
 def test_every_batch_size_with_graphs(decoder):
     shape = dict(max_num_seqs=40, num_blocks=400, budget=256)
-    engine = engine_with(GraphRunner, decoder, **shape)
-    plain = engine_with(ModelRunner, decoder, **shape)
+    engine = engine_with(True, decoder, use_graphs=True, **shape)
+    plain = engine_with(False, decoder, **shape)
     for size in range(1, 41):
         requests = [([size, i, i + 1], greedy(3 + i % 4)) for i in range(size)]
         assert run(engine, requests) == run(plain, requests), f"batch of {size}"
@@ -120,13 +114,13 @@ def test_every_batch_size_with_graphs(decoder):
 
 def test_a_seat_is_taken_only_when_what_belongs_to_it_has_arrived(decoder):
     """Another request's temperature and seed would stay in the seat of one whose copy failed."""
-    engine = engine_with(GraphRunner, decoder, max_num_seqs=1, use_graphs=False)
+    engine = engine_with(True, decoder, max_num_seqs=1)
     prompt = ([1, 2, 3, 4, 5], greedy(6))
     want = run(engine, [prompt])
     for failing in range(3):
         run(engine,
             [([4, 5, 6], SamplingParams(temperature=1.5, seed=99, max_tokens=2, ignore_eos=True))])
-        send, calls = engine.runner._to_gpu, []
+        send, calls = engine.runner.seats.send, []
 
         def fails_once(*values, send=send, calls=calls, failing=failing):
             calls.append(values)
@@ -134,7 +128,7 @@ def test_a_seat_is_taken_only_when_what_belongs_to_it_has_arrived(decoder):
                 raise RuntimeError("no memory for a copy")
             return send(*values)
 
-        engine.runner._to_gpu = fails_once
+        engine.runner.seats.send = fails_once
         request_id = engine.add_request(*prompt)
         with pytest.raises(RuntimeError, match="no memory"):
             engine.step()
@@ -142,11 +136,11 @@ def test_a_seat_is_taken_only_when_what_belongs_to_it_has_arrived(decoder):
         while engine.has_unfinished():
             engine.step()
         assert [output.outputs[0].token_ids] == want[0]
-        engine.runner._to_gpu = send
+        engine.runner.seats.send = send
 
 
 def test_seats_come_back_when_a_reset_starts_afresh(decoder, monkeypatch):
-    engine = engine_with(GraphRunner, decoder, max_num_seqs=1, use_graphs=False)
+    engine = engine_with(True, decoder, max_num_seqs=1)
     want = run(engine, [([1, 2, 3], greedy(3))])
     engine.add_request([1, 2, 3], greedy(8))
     engine.step()
@@ -156,12 +150,12 @@ def test_seats_come_back_when_a_reset_starts_afresh(decoder, monkeypatch):
 
 
 def test_an_endless_temperature_draws_evenly(decoder):
-    engine = engine_with(GraphRunner, decoder, use_graphs=False)
+    engine = engine_with(True, decoder)
     hot = [([1, 2], SamplingParams(temperature=1e300, seed=seed, max_tokens=1, ignore_eos=True))
            for seed in range(12)]
     assert len({tokens[0][0] for tokens in run(engine, hot)}) > 6
 
 
 def test_decode_sizes_end_where_steps_end(decoder):
-    runner = engine_with(GraphRunner, decoder, max_num_seqs=40, budget=12, use_graphs=False).runner
+    runner = engine_with(True, decoder, max_num_seqs=40, budget=12).runner
     assert (runner.decode_sizes, runner.mixed_sizes) == ([1, 2, 4, 8, 12], [16])

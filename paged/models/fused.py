@@ -1,0 +1,151 @@
+"""The operations of a layer in fused kernels: the same weights, the same result, fewer launches.
+
+First the weight of every RMSNorm that stands before a product goes into the product's matrix, once
+and for all; of the norm, one factor a token is left:
+
+    norm(x) @ W.T = (x × weight × scale) @ W.T = (x @ (weight × W).T) × scale
+
+Then there are two sets. The library's products take any number of tokens, and small kernels do what
+lies between them; for few tokens all of that rides along with products of our own:
+
+                LibraryProducts                          OurProducts
+    qkv         product, then rotate_and_store           qkv_product
+    attend      attention                                attention
+    output      product, onto x                          product, with the residual
+    gate_up     product, then silu_mul with the scale    product, with SiLU and the scale
+    down        product, onto x                          product, with the residual
+
+K and V are in the cache when qkv returns. Tests hold both sets to `decoder.PlainOperations`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paged.kernels.elementwise import rotate_and_store, rotation_table, silu_mul
+from paged.kernels.products import product, qkv_product
+from paged.kv_cache import PagedKVCache
+from paged.models.decoder import Decoder, rms_norm
+from paged.seats import Prepared
+
+Attend = Callable[[int, Tensor], Tensor]  # (layer, q) -> out; K and V are in the cache already
+
+NARROW = 128
+"""Tokens up to which our products beat the library's with the kernels between them, measured on an
+H200."""
+
+
+class FusedModel:
+    """What both sets need of a model.
+
+    Args:
+        decoder: the model; its weights are used in place, and the norms' weights go into the
+            matrices behind them. Weights must not be loaded into it again.
+        kv: the cache that K and V are written to.
+        max_positions: positions that the rotary table covers.
+        narrow: up to so many tokens go through our products rather than the library's.
+    """
+
+    def __init__(self, decoder: Decoder, kv: PagedKVCache, max_positions: int,
+                 narrow: int = NARROW):
+        self.decoder, self.kv, self.config, self.narrow = decoder, kv, decoder.config, narrow
+        self.rotation = rotation_table(decoder.frequencies, max_positions)
+        absorb_norms(decoder)
+        # float16 ends at 65,504, which a product of numbers not yet scaled may pass: there the norm
+        # stays in front.
+        self.scale_late = decoder.embedding.dtype != torch.float16
+
+    def operations(self, step: Prepared, attend: Attend):
+        """The operations for the tokens of one step."""
+        products = OurProducts if len(step.x) <= self.narrow else LibraryProducts
+        return products(self, step, attend)
+
+    def logits(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """Scores [rows, vocab] of the residual stream [rows, hidden], in the dtype of the
+        weights."""
+        normed = rms_norm(x, self.decoder.norm, self.config.rms_norm_eps)
+        return torch.mm(normed, self.decoder.head.weight.t(), out=out)
+
+
+class _Fused:
+
+    def __init__(self, model: FusedModel, step: Prepared, attend: Attend):
+        self.model, self.step, self.attention = model, step, attend
+        self.eps = model.config.rms_norm_eps
+
+    def attend(self, layer, q):
+        return self.attention(layer.index, q).flatten(1)
+
+    def heads(self, layer) -> tuple:
+        """What Q, K and V go through on their way to attention and cache."""
+        model, step = self.model, self.step
+        return (layer.qkv.bias, step.positions, step.slots, model.rotation, layer.q_norm,
+                layer.k_norm, self.eps, model.kv.k[layer.index], model.kv.v[layer.index],
+                model.config.num_heads)
+
+
+class LibraryProducts(_Fused):
+    """The library's products, and kernels between them. Writes to x."""
+
+    def _normed(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What the product takes, and what its result is still to be scaled by the norm of."""
+        if self.model.scale_late:
+            return x, x
+        return F.rms_norm(x, x.shape[-1:], None, self.eps), None
+
+    def qkv(self, layer, x):
+        normed, scaled_by = self._normed(x)
+        qkv = F.linear(normed, layer.qkv.weight)
+        return rotate_and_store(qkv, scaled_by, *self.heads(layer))
+
+    def output(self, layer, mixed, x):
+        return x.addmm_(mixed, layer.out.weight.t())
+
+    def gate_up(self, layer, x):
+        normed, scaled_by = self._normed(x)
+        return silu_mul(F.linear(normed, layer.gate_up.weight), scaled_by, self.eps)
+
+    def down(self, layer, hidden, x):
+        return x.addmm_(hidden, layer.down.weight.t())
+
+
+class OurProducts(_Fused):
+    """Products of few tokens that carry what lies between them; beside x they keep the sums of its
+    squares, [tokens, parts]."""
+
+    def __init__(self, model: FusedModel, step: Prepared, attend: Attend):
+        super().__init__(model, step, attend)
+        self.squares = step.squares
+
+    def qkv(self, layer, x):
+        return qkv_product(x, self.squares, layer.qkv.weight, *self.heads(layer))
+
+    def output(self, layer, mixed, x):
+        x, self.squares = product(mixed, layer.out.weight, residual=x)
+        return x
+
+    def gate_up(self, layer, x):
+        return product(x, layer.gate_up.weight, self.eps, self.squares, silu=True)
+
+    def down(self, layer, hidden, x):
+        x, self.squares = product(hidden, layer.down.weight, residual=x)
+        return x
+
+
+@torch.no_grad()
+def absorb_norms(decoder: Decoder) -> None:
+    """Multiply the norms' weights into the matrices behind them; but for rounding, the decoder
+    computes the same.
+
+    The final norm stays: the matrix behind it may be the embedding too. Doing it twice changes
+    nothing.
+    """
+    for layer in decoder.layers:
+        for norm, matrix in ((layer.attention_norm, layer.qkv.weight), (layer.mlp_norm,
+                                                                        layer.gate_up.weight)):
+            matrix.mul_(norm)
+            norm.fill_(1)
