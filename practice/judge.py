@@ -31,8 +31,9 @@ HERE = Path(__file__).resolve().parent
 if str(HERE.parent) not in sys.path:
     sys.path.insert(0, str(HERE.parent))
 
-from practice import portable, report, runner, sandbox  # noqa: E402
+from practice import portable, report, sandbox  # noqa: E402
 from practice.catalog import KINDS, Answers, find, load_exercises  # noqa: E402
+from practice.check import faults_of  # noqa: E402
 from practice.options import Refused, parse  # noqa: E402
 
 
@@ -298,30 +299,6 @@ class Judge:
         data = json.loads(grade.stdout.splitlines()[-1])
         self.say(report.grade(data))
         return (1 if data["refused"] else 0), data
-
-
-def faults_of(exercise):
-    """What is wrong with an exercise itself, as sentences."""
-    faults = []
-    if len(exercise.hints) != 3:
-        faults.append(f"has {len(exercise.hints)} hints, not 3")
-    if len(exercise.wrong) < 3:
-        faults.append(f"has {len(exercise.wrong)} wrong answers, not 3 or more")
-    if not runner.examples(exercise.statement):
-        faults.append("has a statement without an example that can be run")
-    if exercise.kind not in KINDS or exercise.difficulty not in (
-            1, 2, 3) or not 5 <= exercise.minutes <= 40:
-        faults.append("has a meta.json out of bounds")
-    files = [exercise.folder / "solution.py", exercise.folder / "starter.py", *exercise.wrong]
-    solution, *others = sandbox.run_answers(exercise, files)
-    if not solution["passed"]:
-        faults.append(f"solution.py fails: {report.first_failure(solution)}")
-    for path, result in zip(files[1:], others):
-        if result["passed"]:
-            faults.append(f"{path.name} passes")
-        elif result["problem"]:
-            faults.append(f"{path.name} cannot be run: {result['problem']['sentence']}")
-    return faults
 
 
 def main(arguments=None):

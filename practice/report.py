@@ -200,7 +200,8 @@ def first_failure(outcome):
         return outcome["problem"]["sentence"].splitlines()[0]
     for case in outcome["cases"]:
         if not case["passed"]:
-            return f"{case['case']}: {(case.get('error') or case.get('note') or 'wrong').splitlines()[0]}"
+            said = case.get("error") or case.get("note") or f"{case['expected']}: {case['got']}"
+            return f"{case['case']}: {said.splitlines()[0]}"
     return ""
 
 

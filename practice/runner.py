@@ -120,14 +120,14 @@ def difference(got, expected, digits=None, where=""):
             same = abs(got - expected) <= 0.5 * 10.0**-digits * (1 + 1e-9)
         return None if same else f"{place}expected {show(expected, 60)}, got {show(got, 60)}"
     if type(got) is not type(expected):
-        return (f"{place}expected {_a(expected)} {show(expected, 60)}, "
-                f"got {_a(got)}" + ("" if got is None else f" {show(got, 60)}"))
+        return f"{place}expected {_typed(expected)}, got {_typed(got)}"
     if isinstance(expected, (list, tuple)):
         for index, (one, other) in enumerate(zip(got, expected)):
             if found := difference(one, other, digits, f"{where}[{index}]"):
                 return found
         if len(got) != len(expected):
-            return f"{place}expected {len(expected)} items, got {len(got)}"
+            items = "item" if len(expected) == 1 else "items"
+            return f"{place}expected {len(expected)} {items}, got {len(got)}"
         return None
     if isinstance(expected, dict):
         for key in [*expected, *got]:
@@ -150,6 +150,10 @@ def _a(value):
         return "None"
     name = type(value).__name__
     return f"an {name}" if name[0] in "aeiou" else f"a {name}"
+
+
+def _typed(value):
+    return "None" if value is None else f"{_a(value)} {show(value, 60)}"
 
 
 def _tensor_difference(got, expected, place):

@@ -92,8 +92,8 @@ def test_a_file_anywhere_can_be_judged(folder, tmp_path):
     text = elsewhere.rename(elsewhere.with_suffix(".txt"))
     assert ask(folder, "run", str(text))[1]["file"] == str(text)
     assert "there is no file" in run(folder, "watch", str(elsewhere)).stderr
-    wrong = BY_NAME["slots"].wrong[0]
-    assert run(folder, "run", os.path.relpath(wrong, tmp_path), cwd=tmp_path).returncode == 1
+    relative = os.path.relpath(BY_NAME["slots"].folder / "starter.py", tmp_path)
+    assert run(folder, "run", relative, cwd=tmp_path).returncode == 1
 
 
 @pytest.mark.parametrize("arguments, said", [
@@ -344,7 +344,7 @@ def test_git_ignores_answers():
 def test_an_exercise_is_found_by_any_name():
     slots = BY_NAME["slots"]
     for word in ("slots", str(slots.number), slots.folder.name, "practice/answers/slots.py",
-                 "slots.old-1.py", str(slots.folder / "solution.py"), str(slots.wrong[0])):
+                 "slots.old-1.py", str(slots.folder / "solution.py")):
         assert find(EXERCISES, word) is slots, word
 
 

@@ -19,6 +19,7 @@ import yaml
 
 from practice import portable, sandbox
 from practice.catalog import Answers, load_exercises
+from practice.check import write_answers
 from tests.serving import served
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -341,23 +342,25 @@ JUDGE_ALL = """async (jobs) => {
 
 
 @pytest.mark.book
-def test_both_runners_judge_alike(address, context):
+def test_both_runners_judge_alike(address, context, tmp_path):
     """Every solution, starter and wrong answer fails the same cases in the page as in the
     terminal."""
     page = context.new_page()
     page.goto(f"{address}/slots.html")
-    files = [(exercise, path) for exercise in IN_PAGE
-             for path in (exercise.folder / "solution.py", exercise.folder / "starter.py",
-                          *exercise.wrong)]
-    assert len(files) >= 5 * len(IN_PAGE)
+    paths = {}
+    for exercise in IN_PAGE:
+        folder = tmp_path / exercise.name
+        folder.mkdir()
+        paths[exercise.name] = write_answers(exercise, folder)
+    assert all(len(files) >= 5 for files in paths.values())
     jobs = [{
         "answer": path.read_text(encoding="utf-8"), "starter": exercise.starter,
         "statement": exercise.statement, "tests": exercise.tests
-    } for exercise, path in files]
+    } for exercise in IN_PAGE for path in paths[exercise.name]]
     in_page = iter(page.evaluate(JUDGE_ALL, jobs))
     for exercise in IN_PAGE:
-        paths = [path for other, path in files if other is exercise]
-        for path, report in zip(paths, sandbox.run_answers(exercise, paths)):
+        files = paths[exercise.name]
+        for path, report in zip(files, sandbox.run_answers(exercise, files)):
             in_terminal = [[case["case"], case["passed"]] for case in report["cases"]]
             assert next(in_page) == in_terminal, path
 

@@ -45,7 +45,7 @@ def cases():
         survivors(make_room, {"a": 3, "b": 2}, "b", 1)              # → (False, ["a"], ["b"], 2)
     """
     yield "the younger ones go first, and then it is its own turn", """
-        survivors(make_room, {"a": 5, "b": 1, "c": 1}, "b", 2)      # → (False, ["a"], ["b", "c"], 2)
+        survivors(make_room, {"a": 5, "b": 1, "c": 1}, "b", 2)     # → (False, ["a"], ["b", "c"], 2)
     """
     yield "a request that is its own victim gets nothing, though enough is free afterwards", """
         running, free, waiting = {"a": [0], "b": [1, 2]}, [], []

@@ -72,5 +72,5 @@ def cases():
     yield "inputs are left as they were", """
         outs, lses = torch.ones(2, 1, 1), torch.tensor([[0.0], [-torch.inf]])
         combine(outs, lses).item()                                  # → 1.0
-        (outs.flatten().tolist(), lses.flatten().tolist())          # → ([1.0, 1.0], [0.0, -torch.inf])
+        (outs.flatten().tolist(), lses.flatten().tolist())       # → ([1.0, 1.0], [0.0, -torch.inf])
     """

@@ -91,6 +91,6 @@ def cases():
     yield "the scale counts", """
         k_cache, v_cache, q = zeros(1, 2, 1, 16), zeros(1, 2, 1, 16), zeros(1, 1, 16)
         k_cache[0, 0], v_cache[0, 0], q[0, 0, 0] = 1.0, 1.0, 1.0
-        paged_decode(q, k_cache, v_cache, ints([[0]]), ints([2]), 1.0)[0, 0, 0].item()      # ≈ 0.7311
-        paged_decode(q, k_cache, v_cache, ints([[0]]), ints([2]), 2.0)[0, 0, 0].item()      # ≈ 0.8808
+        paged_decode(q, k_cache, v_cache, ints([[0]]), ints([2]), 1.0)[0, 0, 0].item()    # ≈ 0.7311
+        paged_decode(q, k_cache, v_cache, ints([[0]]), ints([2]), 2.0)[0, 0, 0].item()    # ≈ 0.8808
     """

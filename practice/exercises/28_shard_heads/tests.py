@@ -74,5 +74,5 @@ def cases():
         list(attend_on_rank(*data(8, 2), 1.0, 4, 3).shape)          # → [3, 2, 8]
     """
     yield "what a rank keeps: no more KV heads than its queries use", """
-        [len(heads_of_rank(16, 8, world, 0)[1]) for world in (1, 2, 4, 8, 16)]          # → [8, 4, 2, 1, 1]
+        [len(heads_of_rank(16, 8, world, 0)[1]) for world in (1, 2, 4, 8, 16)]   # → [8, 4, 2, 1, 1]
     """
