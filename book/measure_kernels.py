@@ -105,9 +105,8 @@ def main() -> None:
                 })
                 median = statistics.median(times)
                 share = shape.bytes / median * 1e6 / record["copy_bytes_per_s"]
-                print(
-                    f"{shape.name:<12}{version.__name__:<20}{median:>10,.1f} µs {share:>6.2f} of copy"
-                )
+                print(f"{shape.name:<12}{version.__name__:<20}{median:>10,.1f} µs {share:>6.2f} of "
+                      "copy")
     if args.output:
         args.output.write_text(json.dumps(record) + "\n", encoding="utf-8")
 

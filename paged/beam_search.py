@@ -4,10 +4,10 @@ A beam is a request that decodes like any other, and waits after each token unti
 prompt have theirs. Then the continuations compete. A beam with several survivors forks; one without
 ends; nothing is copied before a shared block is written.
 
-    step        beams                          continuations kept          blocks (size 2)
-      1         the                            cat  dog
-      2         the cat,  the dog              cat sat,  cat ran           [the cat] is shared by both,
-      3         the cat sat,  the cat ran      ...                         [the dog] is free again
+    step    beams                          continuations kept     blocks (size 2)
+      1     the                            cat  dog
+      2     the cat,  the dog              cat sat,  cat ran      [the cat] is shared by both,
+      3     the cat sat,  the cat ran      ...                    [the dog] is free again
 
 So beams hold their common prefix once, and every ending that lost gives its blocks back.
 

@@ -3,10 +3,10 @@
 The engine reports a STEP event a step to its trace, and keeps the times of a request in its
 RequestOutput. Everything here reads those two, and nothing here is needed to run.
 
-    prefill, decode   tokens computed: of prompts (after a preemption of answers, too), and of answers
+    prefill, decode   tokens computed: of prompts (after a preemption, of answers too), of answers
     cached            prompt tokens that the prefix cache saved this step from computing
     running, waiting, swapped     requests after the step was scheduled
-    used              blocks in use; with `references`, the blocks that requests would hold without sharing
+    used              blocks in use; with `references`, what requests would hold without sharing
     preempted         requests that had to give up their blocks
 """
 
@@ -131,8 +131,8 @@ def summary_text(trace: Trace, outputs: Iterable[RequestOutput] = ()) -> str:
     """The summary in sentences."""
     total = summary(trace, outputs)
     lines = [
-        f"{total['steps']} steps in {_ms(total['seconds'])}, {total['output_tokens']} tokens generated "
-        f"for {total['requests']} requests"
+        f"{total['steps']} steps in {_ms(total['seconds'])}, {total['output_tokens']} tokens "
+        f"generated for {total['requests']} requests"
     ]
     if total["prefix_hit_rate"] is not None:
         lines.append(

@@ -10,10 +10,10 @@
     python practice/judge.py hint slots       one more hint
     python practice/judge.py solution slots   the solution, and why it works
     python practice/judge.py reset slots      begin again; your old answer is kept beside it
-    python practice/judge.py doctor           which exercises can run on this machine, and why others cannot
+    python practice/judge.py doctor           which exercises can run here, and why others cannot
     python practice/judge.py grade triton_store    how fast a kernel is, on a GPU
-    python practice/judge.py export FILE, import FILE    carry answers to and from the pages of the book
-    python practice/judge.py check            for maintainers: solutions pass, starters and wrong answers fail
+    python practice/judge.py export FILE, import FILE    answers to and from the pages of the book
+    python practice/judge.py check            solutions pass, starters and wrong answers fail
 
 Exit status: 0 when all went well, 1 when an answer fails, 2 when the command cannot be carried out.
 """

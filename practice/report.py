@@ -43,8 +43,7 @@ def _indent(text, by=4):
     return textwrap.indent(str(text), " " * by)
 
 
-# ------------------------------------------------------------------------------------ lists and
-# progress
+# ------------------------------------------------------------------------------ lists and progress
 
 
 def progress(rows, following):
@@ -92,8 +91,7 @@ def everything(rows):
     return "\n".join([*lines, "", f"{passing} of {len(rows)} pass."])
 
 
-# --------------------------------------------------------------------------------------- one
-# exercise
+# ------------------------------------------------------------------------------------ one exercise
 
 
 def statement(exercise, path, new):
@@ -226,8 +224,7 @@ def solution(exercise):
     ])
 
 
-# --------------------------------------------------------------------------------- machine,
-# maintenance
+# ---------------------------------------------------------------------------- machine, maintenance
 
 
 def doctor(found, kinds, folder):

@@ -46,8 +46,7 @@ class Step:
     expected: str
 
 
-# ----------------------------------------------------------------------------------------------
-# scripts
+# ------------------------------------------------------------------------------------------ scripts
 
 
 def read_script(script):
@@ -88,8 +87,7 @@ def asked_names(starter):
     ]
 
 
-# -------------------------------------------------------------------------------------------
-# comparison
+# --------------------------------------------------------------------------------------- comparison
 
 
 def show(value, limit=REPR_LIMIT):
@@ -105,8 +103,7 @@ def difference(got, expected, digits=None, where=""):
     """None when `got` is what was expected, else a sentence on the first difference.
 
     Types count: True is not 1, a tuple is not a list, 3.0 is not 3. Floats may differ by rounding;
-        with
-    `digits`, by half a unit of that decimal. Tensors are compared within 1e-5.
+    with `digits`, by half a unit of that decimal. Tensors are compared within 1e-5.
     """
     place = f"at {where}: " if where else ""
     if is_tensor(expected):
@@ -172,8 +169,7 @@ def _tensor_difference(got, expected, place):
             f"expected {other[tuple(index)].item():.6g}, got {one[tuple(index)].item():.6g}")
 
 
-# ----------------------------------------------------------------------------------------------
-# judging
+# ------------------------------------------------------------------------------------------ judging
 
 
 class Printed(io.TextIOBase):
@@ -198,10 +194,10 @@ def judge(answer, filename, starter, statement, tests):
     """Run every case and yield what happens, as plain dictionaries (one JSON line each in the
     terminal):
 
-        {"event": "problem", "sentence", "trace", "printed"}     the answer cannot be run; nothing follows
-        {"event": "case", "case"}                                a case begins
-        {"event": "step", "call"}                                a statement of it begins
-        {"event": "result", "case", "passed", ...}               how it ended; see `_run_case`
+        {"event": "problem", "sentence", "trace", "printed"}    the answer cannot be run: the end
+        {"event": "case", "case"}                               a case begins
+        {"event": "step", "call"}                               a statement of it begins
+        {"event": "result", "case", "passed", ...}              how it ended; see `_run_case`
     """
     module = types.ModuleType(MODULE)
     module.__file__ = filename
@@ -239,8 +235,7 @@ def _run_case(name, script, space, filename):
     """Run one case to its first failure.
 
     The result says: before (the statements that ran), call, expected, got, note (the first
-        difference),
-    error (a sentence, when an exception came), trace (the learner's frames), printed.
+    difference), error (a sentence, when an exception came), trace (the learner's frames), printed.
     """
     result = {"event": "result", "case": name, "passed": True, "before": [], "printed": ""}
     printed = Printed()
@@ -308,7 +303,8 @@ def _sentence(error, filename):
             caret = f"\n    {line}\n    {' ' * (error.offset - 1)}^"
         return f"Python cannot read line {error.lineno}: {error.msg}{caret}"
     if isinstance(error, SystemExit):
-        return f"the answer ended the program (sys.exit({error.code!r})): let the function return instead"
+        return (f"the answer ended the program (sys.exit({error.code!r})): let the function return "
+                "instead")
     if isinstance(error, MemoryError):
         return "the answer asked for more memory than an exercise may use (MemoryError)"
     if isinstance(error, RecursionError):

@@ -30,7 +30,8 @@ class _Short:
 
     def __repr__(self) -> str:
         values = ((field, getattr(self, field.name)) for field in fields(self))
-        return f"{type(self).__name__}({', '.join(f'{f.name}={v!r}' for f, v in values if v != f.default)})"
+        named = ", ".join(f"{f.name}={v!r}" for f, v in values if v != f.default)
+        return f"{type(self).__name__}({named})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -151,7 +152,8 @@ def run_case(case: Case) -> Counter:
         engine.check_integrity()
         step += 1
         busy_steps += engine.has_unfinished()
-        assert busy_steps <= allowed_steps, f"{busy_steps} steps, and the work ends in {allowed_steps}"
+        assert busy_steps <= allowed_steps, (
+            f"{busy_steps} steps, and the work ends in {allowed_steps}")
         try:
             for output in engine.step():
                 outputs[output.request_id] = output

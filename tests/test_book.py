@@ -135,7 +135,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", float: "fp32", int: "i32"}
+TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", float: "fp32",
+         int: "i32"}
 
 def compile_and_report(kernel, *args, grid, warmup, **options):
     bound = dict(zip(kernel.arg_names, args)) | options
@@ -149,16 +150,18 @@ def compile_and_report(kernel, *args, grid, warmup, **options):
         elif tensor or bound[name] % 16 == 0:
             aligned[(i,)] = [["tt.divisibility", 16]]
     launch = {name: options[name] for name in ("num_warps", "num_stages") if name in options}
-    binary = triton.compile(ASTSource(kernel, signature, constants, aligned), GPUTarget("cuda", 90, 32), launch)
+    source, target = ASTSource(kernel, signature, constants, aligned), GPUTarget("cuda", 90, 32)
+    binary = triton.compile(source, target, launch)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary.asm["cubin"])
         file.flush()
-        usage = subprocess.run([triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name], text=True,
-                               stdout=subprocess.PIPE, check=True).stdout
+        usage = subprocess.run([triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name],
+                               text=True, stdout=subprocess.PIPE, check=True).stdout
     print(kernel.__name__, usage.split("REG:")[1].split()[0], binary.metadata.shared)
 
 JITFunction.run = compile_and_report
-q, k = torch.zeros(64, 16, 128, dtype=torch.bfloat16), torch.zeros(4, 16, 8, 128, dtype=torch.bfloat16)
+q = torch.zeros(64, 16, 128, dtype=torch.bfloat16)
+k = torch.zeros(4, 16, 8, 128, dtype=torch.bfloat16)
 tables = torch.zeros(64, 256, dtype=torch.int32)
 with tempfile.TemporaryDirectory() as folder:
     for version in versions_of(Path("book/kernels.md"), Path(folder)):

@@ -90,7 +90,8 @@ def assert_same(requests, got, want, model="qwen3"):
         if at is not None:
             logits = logits_of(decoder_on("cpu", model), prompt + theirs[:at])[-1]
             gap = (logits[mine[at]] - logits[theirs[at]]).abs().item()
-            assert params.temperature == 0 and gap < 1e-4, f"{mine} and {theirs} part at {at}, by {gap}"
+            assert params.temperature == 0 and gap < 1e-4, (
+                f"{mine} and {theirs} part at {at}, by {gap}")
 
 
 # ── captured sizes

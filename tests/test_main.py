@@ -50,7 +50,9 @@ def test_memory_that_runs_out_is_a_sentence(tiny, capsys, monkeypatch):
     monkeypatch.setattr("paged.runner.ModelRunner.execute", full)
     argv = ["generate", "hello", "--raw", "--max-tokens", "4", "--quiet", "--num-blocks", "40"]
     assert main(argv) == 2
-    sentence = "paged: there is no room for a step of up to 2048 tokens beside a pool of 40 blocks (0.00 GiB)"
+    sentence = (
+        "paged: there is no room for a step of up to 2048 tokens beside a pool of 40 blocks "
+        "(0.00 GiB)")
     assert capsys.readouterr().err.startswith(sentence)
     monkeypatch.setattr("paged.__main__._load", lambda args: full(None, None))
     assert main(argv) == 2

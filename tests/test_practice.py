@@ -50,7 +50,8 @@ def test_from_the_first_look_to_the_last(folder):
     assert f"judge.py start {EXERCISES[0].name}" in first.stdout
 
     started = run(folder, "start", "slots")
-    assert "From a block table to slots" in started.stdout and "slot_mapping_for([7, 1, 3]" in started.stdout
+    assert "From a block table to slots" in started.stdout
+    assert "slot_mapping_for([7, 1, 3]" in started.stdout
     assert (folder / "slots.py").read_text(encoding="utf-8") == BY_NAME["slots"].starter
 
     failed = run(folder, "slots")
@@ -212,7 +213,8 @@ def test_another_encoding_is_said(folder, data, said):
     folder.mkdir()
     (folder / "slots.py").write_bytes(data)
     done = run(folder, "slots")
-    assert done.returncode == 1 and said in done.stdout and "Traceback" not in done.stdout + done.stderr
+    assert done.returncode == 1 and said in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
 
 
 def test_bom_crlf_and_declared_encodings_are_read(folder):
@@ -371,7 +373,8 @@ def test_an_unreadable_answer_is_not_exported_and_not_overwritten(folder, tmp_pa
     file = tmp_path / "out.json"
     done = run(folder, "export", str(file))
     assert done.returncode == 2 and not file.exists()
-    assert "slots.py cannot be exported: the file is saved as UTF-16: save it as UTF-8" in done.stderr
+    said = "slots.py cannot be exported: the file is saved as UTF-16: save it as UTF-8"
+    assert said in done.stderr
     file.write_text('{"format": "paged-practice", "answers": {"slots": "b = 2"}}',
                     encoding="utf-16")
     assert ask(folder, "import", str(file))[1]["different"] == ["slots"]
@@ -387,7 +390,8 @@ def test_what_is_no_export_is_refused_before_anything_is_written(folder, tmp_pat
     file = tmp_path / "odd.json"
     file.write_text('{"format": "paged-practice", ' + rest + "}", encoding="utf-8")
     done = run(folder, "import", str(file))
-    assert done.returncode == 2 and "cannot be imported: " in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2
+    assert "cannot be imported: " in done.stderr and "Traceback" not in done.stderr
     assert not folder.exists()
 
 

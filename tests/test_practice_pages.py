@@ -333,7 +333,8 @@ JUDGE_ALL = """async (jobs) => {
     };
     made.postMessage(message);
   });
-  await next({ base: new URL("../../_static/exercises/pyodide/", location.href).href, files, runner });
+  const base = new URL("../../_static/exercises/pyodide/", location.href).href;
+  await next({ base, files, runner });
   const results = [];
   for (const job of jobs) results.push(await next(job));
   made.terminate();

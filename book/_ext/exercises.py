@@ -187,7 +187,8 @@ class Practice(SphinxDirective):
         needs = {
             "torch": "PyTorch", "triton": "PyTorch and Triton (without a GPU, Triton's interpreter)"
         }
-        text = f"python practice/judge.py start {exercise.name}\npython practice/judge.py run {exercise.name}"
+        text = "\n".join(
+            f"python practice/judge.py {command} {exercise.name}" for command in ("start", "run"))
         return [
             self.parsed(
                 f"This exercise needs {needs[exercise.kind]}. In a clone of the repository:",

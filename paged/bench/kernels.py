@@ -236,7 +236,8 @@ def table(record: dict) -> str:
     lines = [
         f"{record['device']}: copy {copy / 1e9:,.0f} GB/s, matrix product "
         f"{record['matrix_flop_per_s'] / 1e12:,.0f} TFLOP/s", "",
-        f"{'shape':<40}{'page':>5}  {'backend':<10}{'in a graph':>12}{'as a call':>12}   of the ceiling"
+        f"{'shape':<40}{'page':>5}  {'backend':<10}{'in a graph':>12}{'as a call':>12}   of the "
+        "ceiling"
     ]
     for row in record["rows"]:
         head = f"{row['shape']:<40}{row['block_size']:>5}  {row['backend']:<10}"

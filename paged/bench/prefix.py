@@ -127,9 +127,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--block-sizes", type=int, nargs="+", default=[16, 1], help="(%(default)s)")
     parser.add_argument("--save", metavar="FILE", help="also save the figures, as JSON")
     args = parser.parse_args(argv)
-    print(
-        "load             block  cache  requests  prompt tokens  hit rate  us a request  us a prompt token"
-    )
+    print("load             block  cache  requests  prompt tokens  hit rate  us a request  us a "
+          "prompt token")
     rows = []
     for row in measurements(args.block_sizes):
         rows.append(row)

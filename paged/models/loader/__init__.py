@@ -232,9 +232,9 @@ def _safetensors(directory: Path) -> Readers:
     if not files:
         others = sorted(file.name for file in directory.iterdir() if file.suffix in OTHER_WEIGHTS)
         raise FileNotFoundError(
-            f"{directory} holds a config.json and no weights in .safetensors files" +
-            (f" (only {_some(others)}): save it with save_pretrained, or name the .gguf file itself."
-             if others else ": download the model again."))
+            f"{directory} holds a config.json and no weights in .safetensors files"
+            + (f" (only {_some(others)}): save it with save_pretrained, or name the .gguf file "
+               "itself." if others else ": download the model again."))
     readers: Readers = {}
     for file in files:
         if not file.is_file():

@@ -87,7 +87,7 @@ def cases():
         list(queue)                         # → [4, 2]
         FreeQueue([]).pop()                 # raises IndexError
     """
-    yield "the two prompts of the chapter: tables [0, 1] and [0, 2], released one after the other", """
+    yield "the two prompts of the chapter, tables [0, 1] and [0, 2], released in turn", """
         queue, ref_cnt = FreeQueue(range(3, 2234)), [2, 1, 1] + [0] * 2231
         release([0, 1], ref_cnt, queue)     # → [1]
         len(queue)                          # → 2232

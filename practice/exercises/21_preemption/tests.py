@@ -39,7 +39,8 @@ def cases():
         waiting                                         # → ["b", "c", "d", "e", "f"]
     """
     yield "no more victims than needed", """
-        survivors(make_room, {"a": 2, "b": 3, "c": 2, "d": 1}, "a", 3)  # → (True, ["a", "b"], ["c", "d"], 0)
+        survivors(make_room, {"a": 2, "b": 3, "c": 2, "d": 1}, "a", 3)  # → (
+                                                            #    True, ["a", "b"], ["c", "d"], 0)
     """
     yield "the request itself is the youngest", """
         survivors(make_room, {"a": 3, "b": 2}, "b", 1)              # → (False, ["a"], ["b"], 2)

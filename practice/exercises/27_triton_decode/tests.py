@@ -47,7 +47,8 @@ def off(paged_decode, seq_lens, heads=(4, 2), head_dim=16, block_size=4, size=1.
     wide = torch.cat([tables, tables], dim=1).to(DEVICE, torch.int32)[:, :width]
     out = paged_decode(q.to(DEVICE), k_cache.to(DEVICE), v_cache.to(DEVICE), wide, ints(seq_lens),
                        head_dim**-0.5)
-    assert out.shape == q.shape, f"the result has the shape {list(out.shape)}, expected {list(q.shape)}"
+    assert out.shape == q.shape, (
+        f"the result has the shape {list(out.shape)}, expected {list(q.shape)}")
     assert not out.isnan().any(
     ), "the result holds NaN: a row was read that the context does not own"
     return round((out.cpu() - expected).abs().max().item(), 4) + 0.0

@@ -42,7 +42,7 @@ def cases():
     """
     yield "more ranks than KV heads: copies, in neighbouring ranks", """
         [heads_of_rank(16, 8, 16, rank)[1] for rank in (0, 1, 2, 15)]   # → [
-                                                    #    range(0, 1), range(0, 1), range(1, 2), range(7, 8)]
+                                            #    range(0, 1), range(0, 1), range(1, 2), range(7, 8)]
         [heads_of_rank(8, 1, 4, rank)[1] for rank in range(4)]              # → [range(0, 1)] * 4
     """
     yield "every query head is somewhere, once", """
