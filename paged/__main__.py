@@ -157,7 +157,7 @@ def _generate(args) -> None:
     for output in llm.stream(prompt, params):
         print(output.outputs[0].new_text, end="", flush=True)
     print()
-    if args.stats:
+    if args.stats and output is not None:
         from paged.metrics import request_summary
         print(f"{request_summary(output)}\nattention: {llm.runner.attention}", file=sys.stderr)
 

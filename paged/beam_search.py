@@ -18,8 +18,10 @@ PagedAttention" (SOSP 2023), section 4.4.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 from paged.request import CompletionOutput, Request
+from paged.sampling import BeamSearchParams
 from paged.scheduler import Scheduler
 
 
@@ -37,7 +39,7 @@ class BeamSearch:
     """
 
     def __init__(self, first: Request):
-        self.params, self.live = first.params, [first]
+        self.params, self.live = cast(BeamSearchParams, first.params), [first]
         self._num_forked = 0
         self.blocks_used = self.blocks_held = 0
         self.restart()

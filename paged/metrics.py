@@ -117,9 +117,9 @@ def request_summary(output: RequestOutput) -> str:
         f"request {output.request_id}: {len(output.prompt_token_ids)} prompt tokens "
         f"({output.num_cached_tokens} cached), {lengths} generated"
     ]
-    if metrics.first_token_time is not None:
-        parts.append(f"first token after {_ms(metrics.time_to_first_token)} "
-                     f"(waited {_ms(metrics.queue_time)})")
+    first, waited = metrics.time_to_first_token, metrics.queue_time
+    if first is not None and waited is not None:
+        parts.append(f"first token after {_ms(first)} (waited {_ms(waited)})")
     if metrics.time_per_output_token is not None:
         parts.append(f"then {_ms(metrics.time_per_output_token)} a token")
     if metrics.num_preemptions:

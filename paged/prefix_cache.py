@@ -30,7 +30,7 @@ from paged.block_pool import BlockPool
 try:
     import xxhash
 except ImportError:
-    xxhash = None  # a bare Python, as in a browser
+    xxhash = None  # type: ignore[assignment] # a bare Python, as in a browser
 
 HashFunction = Callable[["int | None", Sequence[int]], int]
 
@@ -107,7 +107,8 @@ class PrefixCache:
             raise ValueError(f"block_size is {block_size}: a block holds at least one token")
         self.pool, self.block_size = pool, block_size
         self.hash_function = hash_function or default_chain()
-        self._records: dict[int, list[Prefix]] = {}  # hash -> records: several if they collide
+        self._records: dict[int | None,
+                            list[Prefix]] = {}  # hash -> records: several if they collide
         self._record_of: dict[int, Prefix] = {}  # block -> the record it holds
         self._roots = WeakValueDictionary()  # salt -> root, while anything leads to it
         pool.on_allocate = self.forget

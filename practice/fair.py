@@ -8,7 +8,7 @@ in place to find a result that was kept.
 import ast
 import re
 import sys
-from pathlib import Path
+import traceback
 
 # What an answer may ask of PyTorch besides launching kernels: memory, its shape, and filling it.
 ALLOWED_OPERATIONS = set(
@@ -28,7 +28,8 @@ def foreign_imports(source):
     """What an answer imports or names and may not, such as a way round imports: a sentence, or
     None."""
     for node in ast.walk(ast.parse(source)):
-        names = []
+        names: list[str] = []
+        line = getattr(node, "lineno", 0)
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             names = [part for alias in node.names for part in alias.name.split(".")]
             modules = [alias.name for alias in node.names]
@@ -37,17 +38,17 @@ def foreign_imports(source):
                 names += modules[0].split(".")
             for name in modules:
                 if name.partition(".")[0] not in ALLOWED_MODULES:
-                    return f"line {node.lineno} imports {name}: the kernel must be your own"
+                    return f"line {line} imports {name}: the kernel must be your own"
         elif isinstance(node, ast.Name):
             names = [node.id]
         elif isinstance(node, ast.Attribute):
             names = [node.attr]
             if isinstance(node.ctx, ast.Store) and ast.unparse(node.value) != "self":
-                return (f"line {node.lineno} changes {ast.unparse(node)}, which is not the "
+                return (f"line {line} changes {ast.unparse(node)}, which is not the "
                         "answer's own")
         for name in names:
             if name in REFUSED_NAMES or REFUSED_PATTERN.fullmatch(name):
-                return (f"line {node.lineno} uses {name}, which a graded answer may not: the "
+                return (f"line {line} uses {name}, which a graded answer may not: the "
                         "kernel must be your own")
     return None
 
@@ -70,14 +71,13 @@ def foreign_operations(call):
     import triton
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    found, homes = set(), [str(Path(module.__file__).parent) for module in (torch, triton)]
+    found, homes = set(), [module.__path__[0] for module in (torch, triton)]
 
     def by_triton():
         """Whether Triton asks, and not the answer: its interpreter copies tensors."""
-        frame = sys._getframe(2)
-        while frame.f_code.co_filename.startswith(homes[0]):
-            frame = frame.f_back
-        return frame.f_code.co_filename.startswith(homes[1])
+        callers = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(sys._getframe(2)))
+        asks = next(file for file in callers if not file.startswith(homes[0]))
+        return asks.startswith(homes[1])
 
     class Watch(TorchDispatchMode):
 

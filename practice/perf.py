@@ -247,6 +247,7 @@ def kernels_of(call):
 
 def load(path):
     spec = importlib.util.spec_from_file_location("answer", path)
+    assert spec is not None and spec.loader is not None, f"{path} is no Python file"
     module = importlib.util.module_from_spec(spec)
     sys.modules["answer"] = module
     spec.loader.exec_module(module)

@@ -66,7 +66,7 @@ def read_script(script):
             line += 1
         if mark in ("→", "≈") and not isinstance(node, ast.Expr):
             raise SyntaxError(f"only an expression gives a value to compare: {ast.unparse(node)}")
-        steps.append(Step(ast.get_source_segment(script, node), mark, expected))
+        steps.append(Step(ast.get_source_segment(script, node) or "", mark, expected))
     return steps
 
 
@@ -221,7 +221,7 @@ def judge(answer, filename, starter, statement, tests):
         }
         return
 
-    helpers = {"__name__": "tests"}
+    helpers: dict = {"__name__": "tests"}
     exec(compile(tests, "tests.py", "exec"), helpers)
     random.seed(0)
     for name, script in [*examples(statement), *helpers["cases"]()]:

@@ -61,7 +61,7 @@ def _run_child(exercise, answers, seconds, on_event):
                 "PYTHONSAFEPATH": ""
             })  # child.py imports the files beside it
         lines, errors = queue.Queue(), deque(maxlen=8)  # of an endless stderr, the end is kept
-        chunks = iter(lambda: child.stderr.read1(1 << 16), b"")
+        chunks = iter(lambda: child.stderr.read1(1 << 16), b"")  # type: ignore[union-attr]
         threading.Thread(target=_pump, args=(child.stdout, lines.put), daemon=True).start()
         threading.Thread(target=_pump, args=(chunks, errors.append), daemon=True).start()
         try:
@@ -159,9 +159,8 @@ def _obituary(child, answer, faults, errors):
         return f"the answer crashed the Python process ({name})", frames
     if code > 255:  # Windows says it with a code of its own
         return f"the answer crashed the Python process (0x{code:08X})", frames
-    said = b"".join(error for error in errors if error).decode("utf-8",
-                                                               "replace").strip().splitlines()
-    last = f": {said[-1][:300]}" if said else ""
+    text = b"".join(error for error in errors if error).decode("utf-8", "replace")
+    last = f": {text.strip().splitlines()[-1][:300]}" if text.strip() else ""
     return f"the Python process ended with code {code}{last}", frames
 
 

@@ -11,9 +11,9 @@ import types
 
 import pytest
 import torch
-from test_attention_triton import MIXTURE, assert_close, batch
 
 from paged.attention import backend_name, choose_backend, flash, reference
+from tests.test_attention_triton import MIXTURE, assert_close, batch
 
 
 def side_by_side(*tensors):

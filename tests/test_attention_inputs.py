@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from test_attention_reference import paged_batch
 
 from paged import PagedKVCache, paged_attention
 from paged.attention import BACKENDS, backend_name, choose_backend
 from paged.runner import ModelRunner
+from tests.test_attention_reference import paged_batch
 
 pytest.importorskip("triton")
 SERVED = ["reference", "torch"] + ([] if torch.cuda.is_available() else ["triton"]

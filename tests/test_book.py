@@ -253,13 +253,15 @@ def open_page(browser):
         contexts.append(browser.new_context(**options))
         page, wrong = contexts[-1].new_page(), []
         home = ("/".join(url.split("/")[:3]), "data:", "blob:")
-        page.on("pageerror", lambda error: wrong.append(f"script error: {error}"))
-        page.on("console",
-                lambda line: line.type == "error" and wrong.append(f"console: {line.text}"))
-        page.on("response",
-                lambda got: got.status >= 400 and wrong.append(f"{got.status}: {got.url}"))
-        page.on("request",
-                lambda sent: sent.url.startswith(home) or wrong.append(f"outside: {sent.url}"))
+
+        def note(is_wrong: bool, what: str) -> None:
+            if is_wrong:
+                wrong.append(what)
+
+        page.on("pageerror", lambda error: note(True, f"script error: {error}"))
+        page.on("console", lambda line: note(line.type == "error", f"console: {line.text}"))
+        page.on("response", lambda got: note(got.status >= 400, f"{got.status}: {got.url}"))
+        page.on("request", lambda sent: note(not sent.url.startswith(home), f"outside: {sent.url}"))
         page.goto(url, wait_until="load")
         return page, wrong
 

@@ -51,7 +51,8 @@ class LogitsRunner(ModelRunner):
         ]
         for cache in caches:
             cache.data.fill_(float("nan"))  # whatever is read must have been written
-        super().__init__(Spy(decoder), caches[0], "torch", caches[1])
+        spy = Spy(decoder)
+        super().__init__(spy, caches[0], "torch", caches[1])  # type: ignore[arg-type]
         self.kept: dict[tuple, torch.Tensor] = {}
 
     def execute(self, batch):

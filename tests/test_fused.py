@@ -7,12 +7,12 @@ Protects the fast path: same residual stream, same K and V in the same slots, pa
 import pytest
 import torch
 import torch.nn.functional as F
-from small_models import TINY_MODELS, TINY_QWEN3
 
 from paged import PagedKVCache, paged_attention
 from paged.kernels.fused import prepare, rotation_table, sample, silu_mul
 from paged.models.decoder import Decoder, random_decoder
 from paged.models.fused_decoder import FusedDecoder
+from tests.small_models import TINY_MODELS, TINY_QWEN3
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -14,7 +14,6 @@ from functools import cache
 
 import pytest
 import torch
-from test_llm import Letters
 
 from paged import LLM, Engine, EngineConfig, PagedKVCache, SamplingParams
 from paged.__main__ import main
@@ -28,6 +27,7 @@ from paged.models.loader.default_model import FILE, cache_directory
 from paged.startup import Speedups, block_bytes, make_runner
 from tests.engines import run
 from tests.small_models import TINY_MODELS, huggingface_model, logits_of
+from tests.test_llm import Letters
 
 pytestmark = pytest.mark.gpu
 GPU = "cuda"

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 import torch
-from test_llm import loaded  # noqa: F401 - a fixture
 
 from paged.__main__ import main
+from tests.test_llm import loaded  # noqa: F401 - a fixture
 
 
 @pytest.fixture

@@ -176,9 +176,9 @@ def test_where_it_is_kept(monkeypatch):
 @pytest.mark.default_model
 def test_it_knows_the_capital_of_france():
     import torch
-    from small_models import logits_of
 
     from paged.models.loader import load
+    from tests.small_models import logits_of
 
     loaded = load("default")
     assert loaded.num_weights == 272 and loaded.eos_token_ids == {

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from small_models import TINY_QWEN3
 
 from paged import Engine, EngineConfig
 from paged.models.decoder import random_decoder
@@ -20,6 +19,7 @@ from paged.startup import (
     measure_budget,
     warm_up,
 )
+from tests.small_models import TINY_QWEN3
 
 
 class Recorder:

@@ -79,7 +79,10 @@ def fetch_pyodide() -> Path | None:
             subprocess.run(command, cwd=folder, capture_output=True, timeout=120, check=True)
             with tarfile.open(next(Path(folder).glob("*.tgz"))) as archive:
                 for name in FILES:
-                    Path(folder, name).write_bytes(archive.extractfile(f"package/{name}").read())
+                    member = archive.extractfile(f"package/{name}")
+                    if member is None:
+                        raise KeyError(f"package/{name} is no file")
+                    Path(folder, name).write_bytes(member.read())
         except (OSError, subprocess.SubprocessError, StopIteration, KeyError) as error:
             logger.info("npm cannot give Pyodide (%s): pages take it from %s", error, CDN)
             return None

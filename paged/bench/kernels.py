@@ -88,7 +88,7 @@ class Inputs:
     """Random q, K, V and block tables of a shape, in several sets that together exceed the L2
     cache."""
 
-    def __init__(self, shape: Shape, pool: torch.Tensor, device: str, sets: int):
+    def __init__(self, shape: Shape, pool: torch.Tensor, device: torch.device, sets: int):
         generator = torch.Generator().manual_seed(0)
         needed = [-(-context // shape.block_size) for context in shape.contexts]
         k, v = (x[:x.shape[0] // shape.block_size * shape.block_size].unflatten(
@@ -247,7 +247,7 @@ def table(record: dict) -> str:
         times = [
             statistics.median(row[key]) if key in row else None for key in ("graph_us", "call_us")
         ]
-        best = (times[0] or times[1]) / 1e6
+        best = next(filter(None, times)) / 1e6
         share = (f"{row['flops'] / best / 1e12:,.0f} TFLOP/s" if row["kind"] in ("prefill", "mixed")
                  else f"{row['bytes'] / best / copy:.2f} of copy")
         lines.append(head + "".join(f"{t:>9,.1f} µs" if t else f"{'–':>12}"

@@ -79,7 +79,7 @@ def source(*objects: Callable) -> None:
         function = inspect.unwrap(getattr(
             thing, "fn", thing))  # Triton wraps its kernels, PyTorch its decorated ones.
         lines, start = inspect.getsourcelines(function)
-        path = Path(inspect.getsourcefile(function)).relative_to(Path(__file__).parents[2])
+        path = Path(inspect.getfile(function)).relative_to(Path(__file__).parents[2])
         code = textwrap.dedent("".join(lines)).rstrip()
         display(Markdown(f"`{path.as_posix()}`, from line {start}:\n\n```python\n{code}\n```"))
 
