@@ -107,7 +107,7 @@ def test_a_terminal_without_the_characters_shows_question_marks(tiny, monkeypatc
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout",
                         io.TextIOWrapper(written, encoding="ascii", write_through=True))
-    monkeypatch.setattr("test_llm.Letters.token_bytes",
+    monkeypatch.setattr("tests.test_llm.Letters.token_bytes",
                         lambda self, token: "\N{GRINNING FACE}".encode())
     assert main(["generate", "hi", "--raw", "--max-tokens", "2"]) == 0
     assert written.getvalue().strip() in (b"?", b"??")

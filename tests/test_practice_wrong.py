@@ -3,7 +3,9 @@ with a sentence, and an answer that fails for another reason is noticed.
 """
 
 import dataclasses
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ from practice.catalog import load_exercises
 from practice.check import faults_of
 from practice.wrong import apply, read_wrong_answers, wrong_answers
 
+ROOT = Path(__file__).resolve().parents[1]
 SOLUTION = """\
 def area(a, b):
     if a < 0:
@@ -22,7 +25,8 @@ def area(a, b):
 x = 1
 x = 1
 """
-SLOTS = next(e for e in load_exercises() if e.name == "slots")
+BY_NAME = {exercise.name: exercise for exercise in load_exercises()}
+SLOTS = BY_NAME["slots"]
 
 
 def document(diff, name="adds", fails="one"):
@@ -82,6 +86,14 @@ def test_two_answers_of_one_name():
         read_wrong_answers(2 * document("-    return a * b\n+    return a + b\n"), SOLUTION)
 
 
+def test_the_example_of_the_contributors_page_is_one():
+    """CONTRIBUTING.md shows the form with a wrong answer that stands in an exercise."""
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^````markdown\n(.*?)^````$", page, re.M | re.S)
+    (answer,) = read_wrong_answers(example, BY_NAME["copy_on_write"].solution)
+    assert answer in wrong_answers(BY_NAME["copy_on_write"])
+
+
 def test_check_says_what_is_wrong_with_the_wrong_answers(tmp_path):
     """One that passes, one that fails elsewhere, one that cannot be run; then one that does not
     apply."""
@@ -108,6 +120,6 @@ def test_check_says_what_is_wrong_with_the_wrong_answers(tmp_path):
 
 
 def test_no_two_wrong_answers_are_the_same():
-    for exercise in load_exercises():
+    for exercise in BY_NAME.values():
         texts = [answer.text for answer in wrong_answers(exercise)]
         assert len(set(texts)) == len(texts) and exercise.solution not in texts, exercise.name

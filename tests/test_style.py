@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -55,3 +54,40 @@ def test_types():
     assert len(paths) > 5
     found = findings("mypy", *map(str, paths), str(copies), MYPYPATH=str(base))
     assert not found, f"python -m mypy:\n{found}"
+
+
+def command_of(section: str) -> str:
+    """The first command of a section of the README."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (text,) = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", readme, re.M | re.S)
+    return re.findall(r"^```bash\n(.*?)\n```$", text, re.M | re.S)[0]
+
+
+def steps_of(workflow: str, job: str) -> tuple[dict, list[str]]:
+    """A job of a workflow, and the commands that it runs."""
+    text = (ROOT / ".github" / "workflows" / f"{workflow}.yml").read_text(encoding="utf-8")
+    found = yaml.safe_load(text)["jobs"][job]
+    return found, [step["run"] for step in found["steps"] if "run" in step]
+
+
+def test_github_runs_the_readmes_tests_on_every_python():
+    job, commands = steps_of("tests", "tests")
+    assert commands == [command_of("Test")]
+    versions = job["strategy"]["matrix"]["python"]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    ((first, last),) = re.findall(r"Python 3\.(\d+) to 3\.(\d+)", readme)
+    assert versions == [f"3.{minor}" for minor in range(int(first), int(last) + 1)]
+    settings = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'requires-python = ">=3.{first}"' in settings
+    assert f'target-version = "py3{first}"' in settings
+    pins = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()[0]
+    assert f"Python 3.{first} to 3.{last}" in pins
+
+
+def test_github_publishes_what_the_readmes_command_builds():
+    job, commands = steps_of("pages", "build")
+    assert commands == [command_of("Read")]
+    (upload,) = [step for step in job["steps"] if "pages-artifact" in step.get("uses", "")]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"`{upload['with']['path']}/index.html`" in readme
+    assert steps_of("pages", "publish")[0]["needs"] == "build"
