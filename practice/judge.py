@@ -72,9 +72,14 @@ class Judge:
             return max(started, key=lambda e: self.answers.path(e).stat().st_mtime)
         return self._next() or self.exercises[0]
 
-    def _next(self):
+    def _next(self, after=None):
+        """The first exercise that is not solved; after one of them, the nearest of its chapter."""
         solved = self.answers.progress()["solved"]
-        return next((e for e in self.exercises if e.name not in solved), None)
+        unsolved = [e for e in self.exercises if e.name not in solved]
+        if after:
+            unsolved.sort(key=lambda e: (e is after, e.chapter != after.chapter, e.number < after.
+                                         number, e.number))
+        return unsolved[0] if unsolved else None
 
     def _state(self, exercise, progress):
         if exercise.name in progress["solved"]:
@@ -124,8 +129,7 @@ class Judge:
         if result["passed"] and path.resolve().parent == self.answers.folder.resolve():
             self.answers.record(exercise, solved=True)
         if result["passed"]:
-            following = self._next()
-            self.say(report.success(exercise, following))
+            self.say(report.success(exercise, self._next(after=exercise)))
         return int(not result["passed"]), {"exercise": exercise.name, "file": str(path), **result}
 
     def all(self):

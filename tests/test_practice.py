@@ -84,6 +84,24 @@ def test_an_answer_is_never_overwritten_unasked(folder):
     assert Path(ask(folder, "reset", "slots")[1]["kept"]).name == "slots.old-2.py"
 
 
+def test_after_a_success_comes_the_next_of_the_same_chapter(folder):
+    """Then an earlier one of it, then the chapters behind it, then those before it."""
+    cache = [e for e in EXERCISES if e.chapter == BY_NAME["match"].chapter]
+    later = [e for e in EXERCISES if e.number > cache[-1].number]
+    order = [*cache[3:], *cache[:2], *later, *EXERCISES[:cache[0].number - 1]]
+    answers = Answers(folder)
+    write(folder, cache[2].name, cache[2].solution)
+    for expected in order[:6] + order[-2:]:
+        done = run(folder, "run", cache[2].name)
+        assert f"Next: {expected.title}\n" in done.stdout, expected.name
+        for exercise in order[:order.index(expected) + 1]:
+            answers.record(exercise, solved=True)
+        if expected is order[5]:
+            for exercise in order[:-2]:
+                answers.record(exercise, solved=True)
+    assert "everything is solved" in run(folder, "run", cache[2].name).stdout
+
+
 def test_a_file_anywhere_can_be_judged(folder, tmp_path):
     elsewhere = tmp_path / "other folder" / "slots.py"
     elsewhere.parent.mkdir()
