@@ -92,8 +92,7 @@ def _spread(values: Iterable[float | None]) -> dict | None:
     }
 
 
-# ── for the terminal
-# ──────────────────────────────────────────────────────────────────────────────────
+# ── for the terminal ──────────────────────────────────────────────────────────────────────────────
 
 
 def step_table(trace: Trace) -> str:

@@ -9,8 +9,7 @@ alike:
                        └─ 51 61                  block 4
 
 Looking a prompt up compares runs of tokens, whatever the block size: the cost is in the branches
-    and not in
-the blocks. So blocks of one token, dear where each block is hashed, are cheap here.
+and not in the blocks. So blocks of one token, dear where each block is hashed, are cheap here.
 
 Follows RadixAttention (Zheng et al., "SGLang: Efficient Execution of Structured Language Model
 Programs", NeurIPS 2024); unlike there, the order of eviction is the pool's free queue.

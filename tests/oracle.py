@@ -266,8 +266,7 @@ def most_steps(case: Case) -> int:
     return 2 * steps if case.run_ahead else steps
 
 
-# ── a smaller input that still fails
-# ──────────────────────────────────────────────────────────────────
+# ── a smaller input that still fails ──────────────────────────────────────────────────────────────
 
 
 def failure_of(case: Case) -> Exception | None:
@@ -318,8 +317,7 @@ def _zeroed(values: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
             yield values[:index] + (0,) + values[index + 1:]
 
 
-# ── many traces
-# ───────────────────────────────────────────────────────────────────────────────────────
+# ── many traces ───────────────────────────────────────────────────────────────────────────────────
 
 
 def run_seeds(seeds: range) -> tuple[Counter, int | None]:

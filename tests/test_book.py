@@ -3,8 +3,8 @@ browser.
 
 The build starts from nothing, runs every chapter, and fails on a warning or a cell that raises.
 Every page is then opened in Chromium, light and dark, wide and on a phone: no script errors, no
-    request to another site, no
-sideways scrolling, buttons that lead to the right place, figures that react to the keyboard.
+request to another site, no sideways scrolling, buttons that lead to the right place, figures that
+react to the keyboard.
 """
 
 import ast

@@ -2,9 +2,8 @@
 needs no GPU.
 
 Protects what the interpreter cannot: code that only Python accepts, tiles that do not fit the
-    shared memory of a card,
-and values that do not fit its registers. The launches are those of the package's own functions,
-caught before they reach a GPU.
+shared memory of a card, and values that do not fit its registers. The launches are those of the
+package's own functions, caught before they reach a GPU.
 """
 
 import os

@@ -22,8 +22,7 @@ def prompt(length: int, first: int = 0) -> list[int]:
     return [(first + i) % 250 for i in range(length)]
 
 
-# ── the contract
-# ──────────────────────────────────────────────────────────────────────────────────────
+# ── the contract ──────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_runner_needs_execute_and_the_listed_fields_only():
@@ -140,8 +139,7 @@ def test_the_last_request_must_be_able_to_grow():
     generate(engine, (prompt(7), 2))
 
 
-# ── lengths
-# ───────────────────────────────────────────────────────────────────────────────────────────
+# ── lengths ───────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 3, 4, 5])
@@ -179,8 +177,7 @@ def test_a_chunk_offers_only_what_it_computes():
     assert all(output.finished for output in run(engine).values())
 
 
-# ── what ends a request
-# ───────────────────────────────────────────────────────────────────────────────
+# ── what ends a request ───────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("run_ahead", [False, True])
@@ -267,8 +264,7 @@ def test_stop_strings_across_token_boundaries(run_ahead, stop):
             assert text_of(completion.token_ids[:-1], stop) == text_of(completion.token_ids[:-1])
 
 
-# ── names
-# ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── names ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_request_ids():
@@ -290,8 +286,7 @@ def test_tenants_do_not_share():
     assert [batch.num_tokens for batch in engine.runner.batches] == [[9], [9], [9], [1]]
 
 
-# ── abort, failure, interruption
-# ──────────────────────────────────────────────────────────────────────
+# ── abort, failure, interruption ──────────────────────────────────────────────────────────────────
 
 
 def crowd(runner_class=OracleRunner, **config) -> Engine:
@@ -470,8 +465,7 @@ def test_reset_keeps_what_the_prefix_cache_knows():
     assert output.num_cached_tokens == 6
 
 
-# ── figures of a request
-# ──────────────────────────────────────────────────────────────────────────────
+# ── figures of a request ──────────────────────────────────────────────────────────────────────────
 
 
 def test_times_and_counts_of_a_request():
@@ -520,8 +514,7 @@ def test_the_oracle_has_a_truth_of_its_own():
     assert {next_token([a, b]) for a in range(9) for b in range(9)} == {0, 1, 2, 3}
 
 
-# ── what would fail in a step is refused at the door
-# ──────────────────────────────────────────────────
+# ── what would fail in a step is refused at the door ──────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(

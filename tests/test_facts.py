@@ -51,8 +51,7 @@ def run():
     return runner.seen, trace, [outputs[name] for name in sorted(outputs)]
 
 
-# ── pool and budget
-# ───────────────────────────────────────────────────────────────────────────────────────
+# ── pool and budget ───────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_kv_tensor_and_its_blocks():
@@ -108,8 +107,7 @@ def test_a_checkpoint_of_qwen3_has_311_keys():
         config, device="meta").checkpoint_tensors()) + 1 == 311  # and the tied lm_head.weight
 
 
-# ── the batch
-# ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── the batch ─────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_prefill_batch(run):
@@ -140,8 +138,7 @@ def test_865_is_both_lengths_after_the_first_sampled_token(run):
     assert 865 == 863 + 2 == 431 + 434
 
 
-# ── from end to end
-# ───────────────────────────────────────────────────────────────────────────────────────
+# ── from end to end ───────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_blocks_of_the_run_in_order(run):

@@ -94,8 +94,7 @@ def assert_same(requests, got, want, model="qwen3"):
                 f"{mine} and {theirs} part at {at}, by {gap}")
 
 
-# ── captured sizes
-# ────────────────────────────────────────────────────────────────────────────────────────
+# ── captured sizes ────────────────────────────────────────────────────────────────────────────────
 
 SHAPE = dict(max_num_seqs=64, num_blocks=800, max_num_batched_tokens=300, max_model_len=320,
              enable_prefix_caching=False)
@@ -162,8 +161,7 @@ def test_requests_that_run_to_the_longest_context(longest, lengths):
         gpu.add_request([1, 2], greedy(longest))
 
 
-# ── how a request is served never shows in what it gets
-# ───────────────────────────────────────────────────
+# ── how a request is served never shows in what it gets ───────────────────────────────────────────
 
 
 @pytest.fixture(scope="module", params=[greedy(9), DRAWN], ids=["greedy", "drawn"])
@@ -240,8 +238,7 @@ def test_a_seed_draws_the_same_whatever_shares_the_batch():
         assert answers(engine, crowd + [seeded])[-1] == want
 
 
-# ── logits
-# ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── logits ────────────────────────────────────────────────────────────────────────────────────────
 
 
 @torch.inference_mode()
@@ -331,8 +328,7 @@ def test_logits_are_those_of_transformers(model, dtype, tolerance, narrow):
             torch.testing.assert_close(got, want, atol=1e-4, rtol=0)
 
 
-# ── start-up and memory
-# ───────────────────────────────────────────────────────────────────────────────────
+# ── start-up and memory ───────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture

@@ -2,10 +2,9 @@
 judge alike.
 
 The pages are built without the chapters, which takes seconds, and opened in Chromium: type an
-    answer, run
-it, fail, fix it, pass, come back later; stop an endless loop; carry answers out and in. Then every
-solution, starter and wrong answer is judged by the page's own worker, and must end as it does in
-the terminal.
+answer, run it, fail, fix it, pass, come back later; stop an endless loop; carry answers out and in.
+Then every solution, starter and wrong answer is judged by the page's own worker, and must end as it
+does in the terminal.
 """
 
 import contextlib
@@ -42,8 +41,7 @@ html_static_path = ["book/_static"]
 html_css_files = ["book.css"]
 """
 
-# -------------------------------------------------------------------------------------- without a
-# browser
+# -------------------------------------------------------------------------------- without a browser
 
 
 def test_every_exercise_has_its_page_in_the_reading_order():
@@ -87,8 +85,7 @@ def test_what_npm_gives_is_checked(monkeypatch, tmp_path, content, error):
     assert not list(tmp_path.rglob("*.mjs"))
 
 
-# ----------------------------------------------------------------------------------------- in the
-# browser
+# ----------------------------------------------------------------------------------- in the browser
 
 
 @pytest.fixture(scope="module")

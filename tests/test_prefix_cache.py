@@ -15,8 +15,7 @@ from paged.prefix_cache import sha256_chain, xxh64_chain
 
 MASK = (1 << 64) - 1
 
-# ── the chained hash
-# ──────────────────────────────────────────────────────────────────────────────────────
+# ── the chained hash ──────────────────────────────────────────────────────────────────────────────
 
 
 def xxh64(data: bytes) -> int:
@@ -78,8 +77,7 @@ def test_block_1_is_not_shared_under_another_block_0():
     assert cache.match([77, 88, 99, 40, 50, 60, 1])[0] == []
 
 
-# ── match and register
-# ────────────────────────────────────────────────────────────────────────────────────
+# ── match and register ────────────────────────────────────────────────────────────────────────────
 
 
 def store(cache, pool, tokens, salt=None) -> list[int]:
@@ -150,8 +148,7 @@ def test_a_block_size_below_1_is_refused():
         PrefixCache(BlockPool(1), 0)
 
 
-# ── three ways a block is served, and what is evicted
-# ─────────────────────────────────────────────────────
+# ── three ways a block is served, and what is evicted ─────────────────────────────────────────────
 
 
 def test_allocate_reuse_reactivate():
@@ -269,8 +266,7 @@ def test_a_hit_moves_a_prefix_to_the_end_of_the_queue():
     assert cache.match([5, 6, 0])[0] == []
 
 
-# ── what may never be found
-# ───────────────────────────────────────────────────────────────────────────────
+# ── what may never be found ───────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("chain",
@@ -376,8 +372,7 @@ def test_a_freed_block_keeps_its_record_until_it_is_handed_out():
     assert cache.match([1, 2, 9])[0] == []
 
 
-# ── the stale entry
-# ───────────────────────────────────────────────────────────────────────────────────────
+# ── the stale entry ───────────────────────────────────────────────────────────────────────────────
 
 A, B, C, TAIL = [1, 2], [3, 4], [5, 6], [7]
 STALE = [A + B + TAIL, C + B + TAIL, A, A + B + TAIL]

@@ -108,8 +108,7 @@ def test_same_steps_of_an_engine(seed):
     assert steps[0] == steps[1]
 
 
-# ── splits, holes, handles
-# ────────────────────────────────────────────────────────────────────────────
+# ── splits, holes, handles ────────────────────────────────────────────────────────────────────────
 
 
 def test_a_run_is_split_where_prefixes_part():

@@ -2,8 +2,7 @@
 
 Every test runs on the oracle, so whatever a test is about, every read and every output is checked
 as well. The smallest inputs that broke public engines stand here by class: budget, chunk length,
-    residents, hits that
-are themselves the free blocks, preemption at block boundaries.
+residents, hits that are themselves the free blocks, preemption at block boundaries.
 """
 
 import sys
@@ -28,8 +27,7 @@ def add(engine, tokens, max_tokens=1, **kwargs):
     return engine.add_request(tokens, SamplingParams(max_tokens=max_tokens), **kwargs)
 
 
-# ── the budget
-# ────────────────────────────────────────────────────────────────────────────────────────
+# ── the budget ────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("budget, chunks", [(1, [1] * 9), (3, [3, 3, 3]), (4, [4, 4, 1]),
@@ -107,8 +105,7 @@ def test_a_prompt_is_let_in_when_all_of_it_fits_and_not_for_its_first_chunk():
     assert engine.runner.num_computed_tokens == 4 + 11 + 15 + 1
 
 
-# ── seats and order
-# ───────────────────────────────────────────────────────────────────────────────────
+# ── seats and order ───────────────────────────────────────────────────────────────────────────────
 
 
 def test_seats_bound_the_requests_that_hold_blocks():
@@ -165,8 +162,7 @@ def test_every_step_advances_the_oldest_request(data):
             assert int(before.request_ids[0]) < int(after.request_ids[0])
 
 
-# ── blocks run out
-# ────────────────────────────────────────────────────────────────────────────────────
+# ── blocks run out ────────────────────────────────────────────────────────────────────────────────
 
 
 def test_hits_that_are_the_only_free_blocks_are_not_handed_out_as_well():
@@ -267,8 +263,7 @@ def test_a_victim_of_this_step_gives_its_budget_back():
     assert all(sum(batch.num_tokens) <= 4 for batch in engine.runner.batches)
 
 
-# ── copies
-# ────────────────────────────────────────────────────────────────────────────────────────────
+# ── copies ────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("length, copies", [(1, 2), (3, 2), (4, 2), (5, 2), (8, 2)])
@@ -292,8 +287,7 @@ def test_the_prompt_of_many_completions_is_computed_once():
     assert engine.runner.num_computed_tokens == 11 + 3 + 4 * 2
 
 
-# ── cost
-# ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── cost ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("prefix_cache", ["hash", "radix"])

@@ -2,8 +2,7 @@
 
 An exercise stands once, in practice/exercises. Its page is a stub that names it, and everything
 else is read from there when the book is built: statement, editor, hints, solution. Plain-Python
-    exercises run in the
-page, in Pyodide, through the very runner of the terminal.
+exercises run in the page, in Pyodide, through the very runner of the terminal.
 
 Pyodide is copied into the site when npm is at hand. Otherwise pages take it from a CDN, pinned by
 version and hash. Either way it is loaded when a reader presses Run, and not before.
@@ -47,8 +46,7 @@ FILES = {
 LIMIT_S = 10  # seconds after which a run in the page is stopped
 logger = logging.getLogger(__name__)
 
-# --------------------------------------------------------------------------------------------------
-# Pyodide
+# ------------------------------------------------------------------------------------------ Pyodide
 
 
 def integrity(data: bytes) -> str:
@@ -117,8 +115,7 @@ def write_assets(app, error):
     (folder / "data.js").write_text(f"window.PRACTICE = {json.dumps(data)};\n", encoding="utf-8")
 
 
-# --------------------------------------------------------------------------------------------------
-# pages
+# -------------------------------------------------------------------------------------------- pages
 
 
 def html(text: str) -> nodes.raw:

@@ -3,10 +3,9 @@ kernels`.
 
 Every shape is measured for every backend that can run it here, beside PyTorch's SDPA over the same
 K and V laid out contiguously. Two times are taken: one call after the other as Python makes them,
-    and, for kernels
-that never wait for the CPU, the same calls inside a CUDA graph. CUDA events, after a warm-up; the
-calls take turns over inputs that together exceed the L2 cache; K, V and Q are random, and so is the
-order of the blocks.
+and, for kernels that never wait for the CPU, the same calls inside a CUDA graph. CUDA events, after
+a warm-up; the calls take turns over inputs that together exceed the L2 cache; K, V and Q are
+random, and so is the order of the blocks.
 """
 
 from __future__ import annotations

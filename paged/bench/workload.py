@@ -236,10 +236,9 @@ def kernel_split(events: Iterable, steps: int) -> dict:
     """Milliseconds a step in each kind of kernel, from the events of a profile of so many steps.
 
     A kernel may start while the one before it still runs, and wait: `kernels_ms` adds up what each
-        lasted, and may
-    exceed the step. In `busy_ms` every instant counts once, for the kernel that began first, so
-    that the sum is the time the GPU was busy; `profiled_ms` is the time from the first kernel to
-    the end of the last.
+    lasted, and may exceed the step. In `busy_ms` every instant counts once, for the kernel that
+    began first, so that the sum is the time the GPU was busy; `profiled_ms` is the time from the
+    first kernel to the end of the last.
     """
     kernels = sorted((event.time_range.start, event.time_range.end, event.name) for event in events
                      if event.device_type == torch.autograd.DeviceType.CUDA)

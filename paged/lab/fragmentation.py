@@ -180,8 +180,8 @@ def simulate(allocator: Contiguous | Paged, requests: Sequence[Request]) -> Iter
 
     A request is admitted when the allocator can place its prompt; nobody overtakes. When a running
     request cannot grow, the youngest one is preempted: its memory is taken, and it waits at the
-        head of the queue to
-    be computed again. Raises ValueError for a request that does not fit even alone.
+    head of the queue to be computed again. Raises ValueError for a request that does not fit even
+    alone.
     """
     coming = deque(replace(request, tokens=request.prompt) for request in requests)
     waiting: deque[Request] = deque()

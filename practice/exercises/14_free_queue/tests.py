@@ -30,7 +30,7 @@ def comparisons(FreeQueue, count):
 
 def emptied(queue, seconds):
     """Take every block out of a queue at its head. Raises AssertionError when that takes longer:
-    where each pop looks at those taken before it, 200,000 blocks take half a minute, else a moment."""
+    where each pop looks at those taken before it, 200,000 blocks take half a minute."""
     end = time.perf_counter() + seconds
     for taken in range(len(queue)):
         queue.pop()
