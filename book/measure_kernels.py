@@ -53,6 +53,7 @@ def versions_of(chapter: Path, folder: Path) -> list:
     cells = CELL.findall(chapter.read_text(encoding="utf-8"))
     path.write_text("\n\n".join([HEADER, *cells]), encoding="utf-8")
     spec = importlib.util.spec_from_file_location("versions", path)
+    assert spec is not None and spec.loader is not None, f"{path} is no Python file"
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     functions = filter(inspect.isfunction, vars(module).values())
@@ -90,10 +91,8 @@ def main() -> None:
             *versions_of(Path(__file__).with_name("kernels.md"), Path(folder)), equal_shares
         ]
         for shape in shapes:
-            sets = [
-                (q, k, v, table, lengths, scale)
-                for q, k, v, table, lengths, _, scale in Inputs(shape, pool, "cuda", sets=16).sets
-            ]
+            sets = [(q, k, v, table, lengths, scale) for q, k, v, table, lengths, _, scale in
+                    Inputs(shape, pool, pool.device, sets=16).sets]
             want = equal_shares(*sets[0]).float()
             for version in versions:
                 error = (version(*sets[0]).float() - want).norm() / want.norm()
@@ -105,9 +104,8 @@ def main() -> None:
                 })
                 median = statistics.median(times)
                 share = shape.bytes / median * 1e6 / record["copy_bytes_per_s"]
-                print(
-                    f"{shape.name:<12}{version.__name__:<20}{median:>10,.1f} µs {share:>6.2f} of copy"
-                )
+                print(f"{shape.name:<12}{version.__name__:<20}{median:>10,.1f} µs {share:>6.2f} of "
+                      "copy")
     if args.output:
         args.output.write_text(json.dumps(record) + "\n", encoding="utf-8")
 

@@ -1,8 +1,7 @@
 """Paged attention, from block ids to an inference engine.
 
 `import paged` is light: each name below is imported from its module when it is first used, so that
-    the modules
-that need no torch work without it.
+the modules that need no torch work without it.
 """
 
 from importlib import import_module

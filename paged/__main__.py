@@ -41,8 +41,8 @@ def main(argv: list[str] | None = None) -> int:
         if type(error).__name__ != "OutOfMemoryError":  # PyTorch's, which may not be imported here
             raise
         print(
-            f"paged: {str(error).splitlines()[0]} Free the device, or lower what takes memory: see --help",
-            file=sys.stderr)
+            f"paged: {str(error).splitlines()[0]} Free the device, or lower what takes memory: "
+            "see --help", file=sys.stderr)
         return 2
 
 
@@ -157,7 +157,7 @@ def _generate(args) -> None:
     for output in llm.stream(prompt, params):
         print(output.outputs[0].new_text, end="", flush=True)
     print()
-    if args.stats:
+    if args.stats and output is not None:
         from paged.metrics import request_summary
         print(f"{request_summary(output)}\nattention: {llm.runner.attention.name}", file=sys.stderr)
 

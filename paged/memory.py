@@ -52,8 +52,8 @@ def num_blocks_in_budget(total: float, utilization: float, used: float, peak: fl
     num_blocks = int(free // block_bytes)
     if num_blocks < 1:
         raise ValueError(
-            f"{total * utilization / GiB:.2f} GiB may be used, {used / GiB:.2f} GiB are, and a step "
-            f"takes {(peak - current) / GiB:.2f} GiB more: no room for a block of "
+            f"{total * utilization / GiB:.2f} GiB may be used, {used / GiB:.2f} GiB are, and a "
+            f"step takes {(peak - current) / GiB:.2f} GiB more: no room for a block of "
             f"{block_bytes / MiB:.1f} MiB. Raise gpu_memory_utilization, lower "
             f"max_num_batched_tokens, or free the card")
     return num_blocks

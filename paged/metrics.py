@@ -3,10 +3,10 @@
 The engine reports a STEP event a step to its trace, and keeps the times of a request in its
 RequestOutput. Everything here reads those two, and nothing here is needed to run.
 
-    prefill, decode   tokens computed: of prompts (after a preemption of answers, too), and of answers
+    prefill, decode   tokens computed: of prompts (after a preemption, of answers too), of answers
     cached            prompt tokens that the prefix cache saved this step from computing
     running, waiting, swapped     requests after the step was scheduled
-    used              blocks in use; with `references`, the blocks that requests would hold without sharing
+    used              blocks in use; with `references`, what requests would hold without sharing
     preempted         requests that had to give up their blocks
 """
 
@@ -116,9 +116,9 @@ def request_summary(output: RequestOutput) -> str:
         f"request {output.request_id}: {len(output.prompt_token_ids)} prompt tokens "
         f"({output.num_cached_tokens} cached), {lengths} generated"
     ]
-    if metrics.first_token_time is not None:
-        parts.append(f"first token after {_ms(metrics.time_to_first_token)} "
-                     f"(waited {_ms(metrics.queue_time)})")
+    first, waited = metrics.time_to_first_token, metrics.queue_time
+    if first is not None and waited is not None:
+        parts.append(f"first token after {_ms(first)} (waited {_ms(waited)})")
     if metrics.time_per_output_token is not None:
         parts.append(f"then {_ms(metrics.time_per_output_token)} a token")
     if metrics.num_preemptions:
@@ -130,8 +130,8 @@ def summary_text(trace: Trace, outputs: Iterable[RequestOutput] = ()) -> str:
     """The summary in sentences."""
     total = summary(trace, outputs)
     lines = [
-        f"{total['steps']} steps in {_ms(total['seconds'])}, {total['output_tokens']} tokens generated "
-        f"for {total['requests']} requests"
+        f"{total['steps']} steps in {_ms(total['seconds'])}, {total['output_tokens']} tokens "
+        f"generated for {total['requests']} requests"
     ]
     if total["prefix_hit_rate"] is not None:
         lines.append(

@@ -2,17 +2,15 @@
 
 The K and V of a token depend on every token before it, so a block can be reused only under the very
 prefix that wrote it. Prefixes are therefore chained: the hash of a block covers its tokens and the
-    hash of the block
-before it.
+hash of the block before it.
 
     tokens     10 20 30 │ 40 50 60          77 88 99 │ 40 50 60
     hash       h1 = H(10 20 30)             g1 = H(77 88 99)
                h2 = H(h1, 40 50 60)         g2 = H(g1, 40 50 60)       h2 ≠ g2: nothing is shared
 
 A hash only finds candidates. What decides is the record behind it: it holds its own tokens and
-    points to the
-record of the prefix before it, and a candidate counts only if both are the ones looked for. So
-colliding hashes cost a comparison, never a wrong answer.
+points to the record of the prefix before it, and a candidate counts only if both are the ones
+looked for. So colliding hashes cost a comparison, never a wrong answer.
 
 Only full blocks are registered, and never before the step that computes them. A freed block keeps
 its record until the pool hands it out for other contents.
@@ -30,7 +28,7 @@ from paged.block_pool import BlockPool
 try:
     import xxhash
 except ImportError:
-    xxhash = None  # a bare Python, as in a browser
+    xxhash = None  # type: ignore[assignment] # a bare Python, as in a browser
 
 HashFunction = Callable[["int | None", Sequence[int]], int]
 
@@ -107,7 +105,8 @@ class PrefixCache:
             raise ValueError(f"block_size is {block_size}: a block holds at least one token")
         self.pool, self.block_size = pool, block_size
         self.hash_function = hash_function or default_chain()
-        self._records: dict[int, list[Prefix]] = {}  # hash -> records: several if they collide
+        self._records: dict[int | None,
+                            list[Prefix]] = {}  # hash -> records: several if they collide
         self._record_of: dict[int, Prefix] = {}  # block -> the record it holds
         self._roots = WeakValueDictionary()  # salt -> root, while anything leads to it
         pool.on_allocate = self.forget
@@ -130,8 +129,7 @@ class PrefixCache:
         ends.
 
         The last token is never matched: its hidden state is needed to choose the next one, so at
-            least one
-        token is always computed. Nothing is changed: the caller takes the blocks with
+        least one token is always computed. Nothing is changed: the caller takes the blocks with
             `BlockPool.share`.
         """
         blocks, prefix = [], self.root(salt)

@@ -9,8 +9,7 @@ alike:
                        └─ 51 61                  block 4
 
 Looking a prompt up compares runs of tokens, whatever the block size: the cost is in the branches
-    and not in
-the blocks. So blocks of one token, dear where each block is hashed, are cheap here.
+and not in the blocks. So blocks of one token, dear where each block is hashed, are cheap here.
 
 Follows RadixAttention (Zheng et al., "SGLang: Efficient Execution of Structured Language Model
 Programs", NeurIPS 2024); unlike there, the order of eviction is the pool's free queue.
@@ -100,9 +99,10 @@ class RadixCache:
         node = place.node
         while len(blocks) < most:
             start = len(blocks)
-            node = node.children.get(tuple(token_ids[start * size:(start + 1) * size]))
-            if node is None:
+            child = node.children.get(tuple(token_ids[start * size:(start + 1) * size]))
+            if child is None:
                 break
+            node = child
             for copies in node.blocks[:self._common_blocks(node, token_ids, most)]:
                 if not copies:  # once one block misses, all later ones miss
                     break
@@ -186,9 +186,10 @@ class RadixCache:
     def _split(self, node: Node, index: int) -> Node:
         """Let the first `index` blocks of a node's run be a node of their own, above it; returns
         that one."""
-        size = self.block_size
-        upper = Node(node.parent, node.start, node.tokens[:index * size], node.blocks[:index])
-        upper.parent.children[tuple(upper.tokens[:size])] = upper
+        size, parent = self.block_size, node.parent
+        assert parent is not None, "the root holds no blocks that could be parted"
+        upper = Node(parent, node.start, node.tokens[:index * size], node.blocks[:index])
+        parent.children[tuple(upper.tokens[:size])] = upper
         node.parent, node.start = upper, node.start + index
         del node.tokens[:index * size], node.blocks[:index]
         upper.children[tuple(node.tokens[:size])] = node

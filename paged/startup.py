@@ -119,11 +119,9 @@ def warm_up(engine: Engine, after_each: Callable[[], object] = lambda: None) -> 
     vocabulary, several times over.
     """
     c = engine.config
-    for number, length, params in ((*largest_prompts(c),
-                                    SamplingParams(max_tokens=1)), (c.max_num_seqs, 1,
-                                                                    SamplingParams(
-                                                                        max_tokens=1, top_p=0.5,
-                                                                        logprobs=1))):
+    for number, length, params in ((*largest_prompts(c), SamplingParams(max_tokens=1)),
+                                   (c.max_num_seqs, 1,
+                                    SamplingParams(max_tokens=1, top_p=0.5, logprobs=1))):
         for _ in range(number):
             engine.add_request([0] * length, params)
         while engine.has_unfinished():

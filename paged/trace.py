@@ -2,11 +2,11 @@
 reads it.
 
 An event is a dict: `step` (the engine's step, 0 before the first), `event` (its name) and what
-    belongs to it,
-as plain numbers, strings and lists. The names:
+belongs to it, as plain numbers, strings and lists. The names:
 
     start-up     MODEL_WEIGHTS_LOADED, KV_BUDGET_ESTIMATE
-    blocks       KV_BLOCK_ALLOCATE, KV_BLOCK_REUSE, KV_BLOCK_REACTIVATE, KV_BLOCK_RELEASE, KV_BLOCK_COPY
+    blocks       KV_BLOCK_ALLOCATE, KV_BLOCK_REUSE, KV_BLOCK_REACTIVATE, KV_BLOCK_RELEASE,
+                 KV_BLOCK_COPY
     a step       SCHEDULE_PREFILL, SCHEDULE_DECODE, PREPARE_PREFILL, PREPARE_DECODE, STEP
     a request    STATE_TRANSITION
 """

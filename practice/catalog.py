@@ -9,7 +9,7 @@ An exercise is a folder `exercises/NN_name/`:
     hints.md         three hints of rising strength, separated by lines of ---
     solution.py      one good answer
     explanation.md   why it works; shown after success
-    wrong/*.py       three or more plausible answers that the cases must reject; their docstrings say why
+    wrong.md         three or more plausible answers that the cases must reject; see wrong.py
 
 Answers live in `answers/NAME.py`, without the number, so that an update that renumbers the
 exercises finds them again. `answers/progress.json` says what is solved and how many hints were
@@ -72,10 +72,6 @@ class Exercise:
         return self._text("explanation.md").strip()
 
     @property
-    def wrong(self):
-        return sorted((self.folder / "wrong").glob("*.py"))
-
-    @property
     def level(self):
         return DIFFICULTIES[self.difficulty]
 
@@ -95,8 +91,6 @@ def find(exercises, word):
     LookupError."""
     path = Path(word)
     words = [str(word), path.stem, path.stem.partition(".")[0], path.parent.name]
-    if path.parent.name == "wrong":
-        words.append(path.parent.parent.name)
     for candidate in words:
         for exercise in exercises:
             if candidate in (exercise.name, exercise.folder.name) or (candidate.lstrip("0") == str(

@@ -78,8 +78,9 @@ class Watch:
     def _write(self):
         self.file.seek(0)
         self.file.truncate()
-        main = sys._current_frames()[threading.main_thread().ident]
-        for frame, line in traceback.walk_stack(main):
+        main = threading.main_thread().ident
+        assert main is not None, "the main thread runs"
+        for frame, line in traceback.walk_stack(sys._current_frames()[main]):
             print(f'File "{frame.f_code.co_filename}", line {line} in {frame.f_code.co_name}',
                   file=self.file)
         self.file.flush()

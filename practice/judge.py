@@ -10,10 +10,10 @@
     python practice/judge.py hint slots       one more hint
     python practice/judge.py solution slots   the solution, and why it works
     python practice/judge.py reset slots      begin again; your old answer is kept beside it
-    python practice/judge.py doctor           which exercises can run on this machine, and why others cannot
+    python practice/judge.py doctor           which exercises can run here, and why others cannot
     python practice/judge.py grade triton_store    how fast a kernel is, on a GPU
-    python practice/judge.py export FILE, import FILE    carry answers to and from the pages of the book
-    python practice/judge.py check            for maintainers: solutions pass, starters and wrong answers fail
+    python practice/judge.py export FILE, import FILE    answers to and from the pages of the book
+    python practice/judge.py check            solutions pass, starters and wrong answers fail
 
 Exit status: 0 when all went well, 1 when an answer fails, 2 when the command cannot be carried out.
 """
@@ -31,8 +31,9 @@ HERE = Path(__file__).resolve().parent
 if str(HERE.parent) not in sys.path:
     sys.path.insert(0, str(HERE.parent))
 
-from practice import portable, report, runner, sandbox  # noqa: E402
+from practice import portable, report, sandbox  # noqa: E402
 from practice.catalog import KINDS, Answers, find, load_exercises  # noqa: E402
+from practice.check import faults_of  # noqa: E402
 from practice.options import Refused, parse  # noqa: E402
 
 
@@ -71,9 +72,14 @@ class Judge:
             return max(started, key=lambda e: self.answers.path(e).stat().st_mtime)
         return self._next() or self.exercises[0]
 
-    def _next(self):
+    def _next(self, after=None):
+        """The first exercise that is not solved; after one of them, the nearest of its chapter."""
         solved = self.answers.progress()["solved"]
-        return next((e for e in self.exercises if e.name not in solved), None)
+        unsolved = [e for e in self.exercises if e.name not in solved]
+        if after:
+            unsolved.sort(key=lambda e: (e is after, e.chapter != after.chapter, e.number < after.
+                                         number, e.number))
+        return unsolved[0] if unsolved else None
 
     def _state(self, exercise, progress):
         if exercise.name in progress["solved"]:
@@ -123,8 +129,7 @@ class Judge:
         if result["passed"] and path.resolve().parent == self.answers.folder.resolve():
             self.answers.record(exercise, solved=True)
         if result["passed"]:
-            following = self._next()
-            self.say(report.success(exercise, following))
+            self.say(report.success(exercise, self._next(after=exercise)))
         return int(not result["passed"]), {"exercise": exercise.name, "file": str(path), **result}
 
     def all(self):
@@ -298,30 +303,6 @@ class Judge:
         data = json.loads(grade.stdout.splitlines()[-1])
         self.say(report.grade(data))
         return (1 if data["refused"] else 0), data
-
-
-def faults_of(exercise):
-    """What is wrong with an exercise itself, as sentences."""
-    faults = []
-    if len(exercise.hints) != 3:
-        faults.append(f"has {len(exercise.hints)} hints, not 3")
-    if len(exercise.wrong) < 3:
-        faults.append(f"has {len(exercise.wrong)} wrong answers, not 3 or more")
-    if not runner.examples(exercise.statement):
-        faults.append("has a statement without an example that can be run")
-    if exercise.kind not in KINDS or exercise.difficulty not in (
-            1, 2, 3) or not 5 <= exercise.minutes <= 40:
-        faults.append("has a meta.json out of bounds")
-    files = [exercise.folder / "solution.py", exercise.folder / "starter.py", *exercise.wrong]
-    solution, *others = sandbox.run_answers(exercise, files)
-    if not solution["passed"]:
-        faults.append(f"solution.py fails: {report.first_failure(solution)}")
-    for path, result in zip(files[1:], others):
-        if result["passed"]:
-            faults.append(f"{path.name} passes")
-        elif result["problem"]:
-            faults.append(f"{path.name} cannot be run: {result['problem']['sentence']}")
-    return faults
 
 
 def main(arguments=None):

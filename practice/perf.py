@@ -12,13 +12,11 @@ after it. At every shape, calls under watch come between the rounds at random, s
 calls tells which are timed.
 """
 
-import ast
 import contextlib
 import importlib.util
 import json
 import os
 import random
-import re
 import statistics
 import sys
 from pathlib import Path
@@ -27,24 +25,14 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from practice import fair  # noqa: E402
+
 HEADS, KV_HEADS, HEAD_DIM, PAGE = 16, 8, 128, 16
 # (batch, context) for the decode kernel, tokens for the store kernel.
 SHAPES = {"triton_decode": ((16, 4096), (64, 4096), (256, 1024)), "triton_store": (16384, 65536)}
 REPETITIONS, WARM_UP, ROTATED = 30, 5, 3  # repetitions in rounds, one call an input
 LADDER = ((0.25, "★"), (0.5, "★★"), (0.7, "★★★"), (0.85, "★★★★"))
 AS_GOOD = 0.98  # of the book's own kernel: five stars
-# What an answer may ask of PyTorch besides launching kernels: memory, its shape, and filling it.
-ALLOWED_OPERATIONS = set(
-    "empty empty_like empty_strided new_empty zeros zeros_like new_zeros full full_like ones fill_ zero_ "
-    "detach view _unsafe_view reshape as_strided slice select expand squeeze unsqueeze transpose permute "
-    "alias split unbind _local_scalar_dense".split())
-ALLOWED_MODULES = {"torch", "triton", "math", "collections", "functools", "typing", "__future__"}
-ALLOWED_KERNELS = ("FillFunctor", "Memset")
-# Ways to a module that is not imported by its name, and to work that the events do not see.
-REFUSED_NAMES = set(
-    "exec eval compile builtins sys _sys inspect ctypes getattr setattr vars globals locals Stream "
-    "ExternalStream get_stream_from_external set_stream".split())
-REFUSED_PATTERN = re.compile("(.*_)?import(_.*|lib)?|__(?!name__|init__|future__).*__")
 
 
 def why_not(exercise):
@@ -54,11 +42,13 @@ def why_not(exercise):
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("triton") is None:
         return "grading needs PyTorch and Triton"
     if os.environ.get("TRITON_INTERPRET") == "1":
-        return "TRITON_INTERPRET is set, and the interpreter's speed says nothing: unset it to grade on a GPU"
+        return ("TRITON_INTERPRET is set, and the interpreter's speed says nothing: unset it to "
+                "grade on a GPU")
     import torch
 
     if not torch.cuda.is_available():
-        return "grading needs a GPU, and PyTorch sees none; `run` checks the kernel in the interpreter"
+        return ("grading needs a GPU, and PyTorch sees none; `run` checks the kernel in the "
+                "interpreter")
     return None
 
 
@@ -69,109 +59,7 @@ def mark(score, our_score):
     return next((stars for least, stars in reversed(LADDER) if score >= least), "no star yet")
 
 
-# ------------------------------------------------------------------------------------- what is not
-# allowed
-
-
-def foreign_imports(source):
-    """What an answer imports or names and may not, such as a way round imports: a sentence, or
-    None."""
-    for node in ast.walk(ast.parse(source)):
-        names = []
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            names = [part for alias in node.names for part in alias.name.split(".")]
-            modules = [alias.name for alias in node.names]
-            if isinstance(node, ast.ImportFrom):
-                modules = ["." * node.level + (node.module or "")]
-                names += modules[0].split(".")
-            for name in modules:
-                if name.partition(".")[0] not in ALLOWED_MODULES:
-                    return f"line {node.lineno} imports {name}: the kernel must be your own"
-        elif isinstance(node, ast.Name):
-            names = [node.id]
-        elif isinstance(node, ast.Attribute):
-            names = [node.attr]
-            if isinstance(node.ctx, ast.Store) and ast.unparse(node.value) != "self":
-                return f"line {node.lineno} changes {ast.unparse(node)}, which is not the answer's own"
-        for name in names:
-            if name in REFUSED_NAMES or REFUSED_PATTERN.fullmatch(name):
-                return f"line {node.lineno} uses {name}, which a graded answer may not: the kernel must be your own"
-    return None
-
-
-def own_kernels(module):
-    """Names of the Triton kernels that are written in the answer's file, tuned ones too."""
-    names = set()
-    for value in vars(module).values():
-        kernel = value
-        while type(kernel).__module__.startswith("triton.") and hasattr(kernel, "fn"):
-            kernel = kernel.fn  # of a kernel, or of what tunes one
-        if kernel is not value and kernel.__code__.co_filename == module.__file__:
-            names.add(kernel.__name__)
-    return names
-
-
-def foreign_operations(call):
-    """PyTorch operations that a call runs and may not, as a sentence, or None."""
-    import torch
-    import triton
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    found, homes = set(), [str(Path(module.__file__).parent) for module in (torch, triton)]
-
-    def by_triton():
-        """Whether Triton asks, and not the answer: its interpreter copies tensors."""
-        frame = sys._getframe(2)
-        while frame.f_code.co_filename.startswith(homes[0]):
-            frame = frame.f_back
-        return frame.f_code.co_filename.startswith(homes[1])
-
-    class Watch(TorchDispatchMode):
-
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            name = function.overloadpacket.__name__
-            if name not in ALLOWED_OPERATIONS and not by_triton():
-                found.add(name)
-            return function(*args, **(kwargs or {}))
-
-    with Watch():
-        call()
-    if found:
-        return f"the answer lets PyTorch work ({', '.join(sorted(found))}): the kernel must do it"
-    return None
-
-
-def foreign_kernels(names, own):
-    """Of the GPU kernels that ran, one that is neither the answer's own nor a fill; a sentence, or
-    None."""
-    foreign = [
-        name for name in names
-        if name not in own and not any(part in name for part in ALLOWED_KERNELS)
-    ]
-    if foreign:
-        return f"a kernel ran that is not in the answer: {foreign[0][:80]}"
-    if not any(name in own for name in names):
-        return "no kernel of the answer ran"
-    return None
-
-
-def remembers(task):
-    """Whether the result follows inputs that are changed in place, as a sentence if not, or None.
-
-    The second inputs are other numbers in the very same tensors: whatever an answer keeps from the
-        first
-    call, by address, by shape or by object, is now wrong.
-    """
-    task.fill(1)
-    task.run()
-    task.fill(2)
-    if not task.right(task.run()):
-        return "after the inputs were changed in place, the result was still the old one: nothing may be kept"
-    return None
-
-
-# -------------------------------------------------------------------------------------------------
-# tasks
+# -------------------------------------------------------------------------------------------- tasks
 
 
 class DecodeTask:
@@ -286,8 +174,7 @@ def our_function(name):
     return paged_decode
 
 
-# -------------------------------------------------------------------------------------------
-# measurement
+# -------------------------------------------------------------------------------------- measurement
 
 
 def microseconds(call, inputs):
@@ -329,8 +216,8 @@ def measure(tasks, own=None):
 
     def watched():
         task = random.choice(tasks)
-        return foreign_operations(task.run) or foreign_kernels(kernels_of(task.run),
-                                                               own) or remembers(task)
+        return fair.foreign_operations(task.run) or fair.foreign_kernels(kernels_of(
+            task.run), own) or fair.remembers(task)
 
     while len(samples) < REPETITIONS:
         for i, task in enumerate(tasks):
@@ -360,6 +247,7 @@ def kernels_of(call):
 
 def load(path):
     spec = importlib.util.spec_from_file_location("answer", path)
+    assert spec is not None and spec.loader is not None, f"{path} is no Python file"
     module = importlib.util.module_from_spec(spec)
     sys.modules["answer"] = module
     spec.loader.exec_module(module)
@@ -373,7 +261,7 @@ def grade(name, path):
 
     result = {
         "exercise": name, "card": torch.cuda.get_device_name(),
-        "torch": torch.__version__, "triton": triton.__version__, "refused": foreign_imports(
+        "torch": torch.__version__, "triton": triton.__version__, "refused": fair.foreign_imports(
             Path(path).read_bytes()), "shapes": []
     }
     if result["refused"]:  # before anything of the answer runs
@@ -385,7 +273,7 @@ def grade(name, path):
         sizes = shape if isinstance(shape, tuple) else (shape,)
         tasks = [task_of(answer, *sizes) for _ in range(ROTATED)]
         row = {"shape": tasks[0].name, "bytes": tasks[0].bytes}
-        for prefix, call, own in (("", answer, own_kernels(module)), ("our_", ours, None)):
+        for prefix, call, own in (("", answer, fair.own_kernels(module)), ("our_", ours, None)):
             for task in tasks:
                 task.function = call
             samples, result["refused"] = measure(tasks, own)

@@ -1,7 +1,7 @@
 """Carries answers between the terminal and the pages of the book, as one JSON file:
 
-    {"format": "paged-practice", "answers": {name: source}, "solved": {name: date}, "hints": {name:
-    seen}}
+    {"format": "paged-practice", "answers": {name: source}, "solved": {name: date},
+     "hints": {name: seen}}
 """
 
 import json

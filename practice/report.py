@@ -43,8 +43,7 @@ def _indent(text, by=4):
     return textwrap.indent(str(text), " " * by)
 
 
-# ------------------------------------------------------------------------------------ lists and
-# progress
+# ------------------------------------------------------------------------------ lists and progress
 
 
 def progress(rows, following):
@@ -92,8 +91,7 @@ def everything(rows):
     return "\n".join([*lines, "", f"{passing} of {len(rows)} pass."])
 
 
-# --------------------------------------------------------------------------------------- one
-# exercise
+# ------------------------------------------------------------------------------------ one exercise
 
 
 def statement(exercise, path, new):
@@ -200,7 +198,8 @@ def first_failure(outcome):
         return outcome["problem"]["sentence"].splitlines()[0]
     for case in outcome["cases"]:
         if not case["passed"]:
-            return f"{case['case']}: {(case.get('error') or case.get('note') or 'wrong').splitlines()[0]}"
+            said = case.get("error") or case.get("note") or f"{case['expected']}: {case['got']}"
+            return f"{case['case']}: {said.splitlines()[0]}"
     return ""
 
 
@@ -225,8 +224,7 @@ def solution(exercise):
     ])
 
 
-# --------------------------------------------------------------------------------- machine,
-# maintenance
+# ---------------------------------------------------------------------------- machine, maintenance
 
 
 def doctor(found, kinds, folder):

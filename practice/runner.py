@@ -46,8 +46,7 @@ class Step:
     expected: str
 
 
-# ----------------------------------------------------------------------------------------------
-# scripts
+# ------------------------------------------------------------------------------------------ scripts
 
 
 def read_script(script):
@@ -67,7 +66,7 @@ def read_script(script):
             line += 1
         if mark in ("→", "≈") and not isinstance(node, ast.Expr):
             raise SyntaxError(f"only an expression gives a value to compare: {ast.unparse(node)}")
-        steps.append(Step(ast.get_source_segment(script, node), mark, expected))
+        steps.append(Step(ast.get_source_segment(script, node) or "", mark, expected))
     return steps
 
 
@@ -88,8 +87,7 @@ def asked_names(starter):
     ]
 
 
-# -------------------------------------------------------------------------------------------
-# comparison
+# --------------------------------------------------------------------------------------- comparison
 
 
 def show(value, limit=REPR_LIMIT):
@@ -105,8 +103,7 @@ def difference(got, expected, digits=None, where=""):
     """None when `got` is what was expected, else a sentence on the first difference.
 
     Types count: True is not 1, a tuple is not a list, 3.0 is not 3. Floats may differ by rounding;
-        with
-    `digits`, by half a unit of that decimal. Tensors are compared within 1e-5.
+    with `digits`, by half a unit of that decimal. Tensors are compared within 1e-5.
     """
     place = f"at {where}: " if where else ""
     if is_tensor(expected):
@@ -120,14 +117,14 @@ def difference(got, expected, digits=None, where=""):
             same = abs(got - expected) <= 0.5 * 10.0**-digits * (1 + 1e-9)
         return None if same else f"{place}expected {show(expected, 60)}, got {show(got, 60)}"
     if type(got) is not type(expected):
-        return (f"{place}expected {_a(expected)} {show(expected, 60)}, "
-                f"got {_a(got)}" + ("" if got is None else f" {show(got, 60)}"))
+        return f"{place}expected {_typed(expected)}, got {_typed(got)}"
     if isinstance(expected, (list, tuple)):
         for index, (one, other) in enumerate(zip(got, expected)):
             if found := difference(one, other, digits, f"{where}[{index}]"):
                 return found
         if len(got) != len(expected):
-            return f"{place}expected {len(expected)} items, got {len(got)}"
+            items = "item" if len(expected) == 1 else "items"
+            return f"{place}expected {len(expected)} {items}, got {len(got)}"
         return None
     if isinstance(expected, dict):
         for key in [*expected, *got]:
@@ -152,6 +149,10 @@ def _a(value):
     return f"an {name}" if name[0] in "aeiou" else f"a {name}"
 
 
+def _typed(value):
+    return "None" if value is None else f"{_a(value)} {show(value, 60)}"
+
+
 def _tensor_difference(got, expected, place):
     if not is_tensor(got):
         return f"{place}expected a tensor of shape {list(expected.shape)}, got {_a(got)}"
@@ -168,8 +169,7 @@ def _tensor_difference(got, expected, place):
             f"expected {other[tuple(index)].item():.6g}, got {one[tuple(index)].item():.6g}")
 
 
-# ----------------------------------------------------------------------------------------------
-# judging
+# ------------------------------------------------------------------------------------------ judging
 
 
 class Printed(io.TextIOBase):
@@ -194,10 +194,10 @@ def judge(answer, filename, starter, statement, tests):
     """Run every case and yield what happens, as plain dictionaries (one JSON line each in the
     terminal):
 
-        {"event": "problem", "sentence", "trace", "printed"}     the answer cannot be run; nothing follows
-        {"event": "case", "case"}                                a case begins
-        {"event": "step", "call"}                                a statement of it begins
-        {"event": "result", "case", "passed", ...}               how it ended; see `_run_case`
+        {"event": "problem", "sentence", "trace", "printed"}    the answer cannot be run: the end
+        {"event": "case", "case"}                               a case begins
+        {"event": "step", "call"}                               a statement of it begins
+        {"event": "result", "case", "passed", ...}              how it ended; see `_run_case`
     """
     module = types.ModuleType(MODULE)
     module.__file__ = filename
@@ -221,7 +221,7 @@ def judge(answer, filename, starter, statement, tests):
         }
         return
 
-    helpers = {"__name__": "tests"}
+    helpers: dict = {"__name__": "tests"}
     exec(compile(tests, "tests.py", "exec"), helpers)
     random.seed(0)
     for name, script in [*examples(statement), *helpers["cases"]()]:
@@ -235,8 +235,7 @@ def _run_case(name, script, space, filename):
     """Run one case to its first failure.
 
     The result says: before (the statements that ran), call, expected, got, note (the first
-        difference),
-    error (a sentence, when an exception came), trace (the learner's frames), printed.
+    difference), error (a sentence, when an exception came), trace (the learner's frames), printed.
     """
     result = {"event": "result", "case": name, "passed": True, "before": [], "printed": ""}
     printed = Printed()
@@ -304,7 +303,8 @@ def _sentence(error, filename):
             caret = f"\n    {line}\n    {' ' * (error.offset - 1)}^"
         return f"Python cannot read line {error.lineno}: {error.msg}{caret}"
     if isinstance(error, SystemExit):
-        return f"the answer ended the program (sys.exit({error.code!r})): let the function return instead"
+        return (f"the answer ended the program (sys.exit({error.code!r})): let the function return "
+                "instead")
     if isinstance(error, MemoryError):
         return "the answer asked for more memory than an exercise may use (MemoryError)"
     if isinstance(error, RecursionError):

@@ -2,9 +2,8 @@
 
 A report is what the terminal prints, what --json prints, and what the tests look at:
 
-    {"passed", "problem": {"sentence", "trace", "printed"} or None, "cases": [results of
-    runner.judge],
-     "seconds"}
+    {"passed", "problem": {"sentence", "trace", "printed"} or None,
+     "cases": [results of runner.judge], "seconds"}
 """
 
 import json
@@ -62,7 +61,7 @@ def _run_child(exercise, answers, seconds, on_event):
                 "PYTHONSAFEPATH": ""
             })  # child.py imports the files beside it
         lines, errors = queue.Queue(), deque(maxlen=8)  # of an endless stderr, the end is kept
-        chunks = iter(lambda: child.stderr.read1(1 << 16), b"")
+        chunks = iter(lambda: child.stderr.read1(1 << 16), b"")  # type: ignore[union-attr]
         threading.Thread(target=_pump, args=(child.stdout, lines.put), daemon=True).start()
         threading.Thread(target=_pump, args=(chunks, errors.append), daemon=True).start()
         try:
@@ -150,17 +149,18 @@ def _obituary(child, answer, faults, errors):
         return "the answer closed the judge's channel", []
     frames = _frames(faults, answer)
     if code == 0:
-        return "the answer ended the whole process (os._exit, perhaps) in the middle of a case", frames
+        said = "the answer ended the whole process (os._exit, perhaps) in the middle of a case"
+        return said, frames
     if code < 0:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
         if name == "SIGKILL":
-            return "the system ended the process (SIGKILL): most likely it ran out of memory", frames
+            said = "the system ended the process (SIGKILL): most likely it ran out of memory"
+            return said, frames
         return f"the answer crashed the Python process ({name})", frames
     if code > 255:  # Windows says it with a code of its own
         return f"the answer crashed the Python process (0x{code:08X})", frames
-    said = b"".join(error for error in errors if error).decode("utf-8",
-                                                               "replace").strip().splitlines()
-    last = f": {said[-1][:300]}" if said else ""
+    text = b"".join(error for error in errors if error).decode("utf-8", "replace")
+    last = f": {text.strip().splitlines()[-1][:300]}" if text.strip() else ""
     return f"the Python process ended with code {code}{last}", frames
 
 
@@ -191,8 +191,9 @@ def why_not(kind):
     """None when exercises of this kind run on this machine, else one sentence."""
     for name in {"python": (), "torch": ("torch",), "triton": ("torch", "triton")}[kind]:
         if find_spec(name) is None:
-            only = "; it is published for Linux only" if name == "triton" and sys.platform != "linux" else ""
-            return f"{name} is not installed in {sys.executable}{only}"
+            only = name == "triton" and sys.platform != "linux"
+            return (f"{name} is not installed in {sys.executable}" +
+                    ("; it is published for Linux only" if only else ""))
     return None
 
 
@@ -207,7 +208,8 @@ def machine():
         if find_spec(package):
             found[package] = version(package)
     if found["torch"]:
-        ask = "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
+        ask = ("import torch; "
+               "print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')")
         answer = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True)
         found["gpu"] = answer.stdout.strip() or None
     return found

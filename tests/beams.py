@@ -15,7 +15,8 @@ def brute_force(prompt: Sequence[int], width: int, max_tokens: int, end: Contain
     finished, and the best width of the others go on. distribution gives every token's
     log-probability after a sequence.
     """
-    beams, finished = [([], 0.0)], []
+    beams: list[tuple[list[int], float]] = [([], 0.0)]
+    finished: list[tuple[list[int], float]] = []
     for _ in range(max_tokens):
         continuations = [(tokens + [token], total + logprob) for tokens, total in beams
                          for token, logprob in distribution(list(prompt) + tokens).items()]

@@ -11,7 +11,7 @@ from paged.lab.oracle import OracleRunner, truth
 class RecordingOracle(OracleRunner):
     """The oracle, with a copy of every batch it was given."""
 
-    def __init__(self, *args):
+    def __init__(self, *args) -> None:
         super().__init__(*args)
         self.batches: list[SimpleNamespace] = []
 

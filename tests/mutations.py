@@ -18,7 +18,7 @@ CELL = re.compile(r"```\{code-cell\} ipython3\n:tags: \[fault\]\n(.*?)```\n", re
 
 def _read() -> dict[str, tuple]:
     """{name: (class or module, attribute, what replaces it)}"""
-    namespace = {"FAULTS": {}}
+    namespace: dict[str, dict] = {"FAULTS": {}}
     for code in CELL.findall(CHAPTER.read_text(encoding="utf-8")):
         exec(compile(code, str(CHAPTER), "exec"), namespace)
     return namespace["FAULTS"]

@@ -29,8 +29,10 @@ class _Short:
     """A repr that names only what differs from the defaults."""
 
     def __repr__(self) -> str:
-        values = ((field, getattr(self, field.name)) for field in fields(self))
-        return f"{type(self).__name__}({', '.join(f'{f.name}={v!r}' for f, v in values if v != f.default)})"
+        values = (
+            (field, getattr(self, field.name)) for field in fields(self))  # type: ignore[arg-type]
+        named = ", ".join(f"{f.name}={v!r}" for f, v in values if v != f.default)
+        return f"{type(self).__name__}({named})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -135,6 +137,7 @@ def limit_hashes(engine: Engine, case: Case) -> None:
     """Few hashes, so that they collide, where the case says so."""
     if case.num_hashes is not None and case.prefix_cache == "hash":
         num_hashes = case.num_hashes
+        assert engine.prefix_cache is not None
         engine.prefix_cache.hash_function = lambda parent, tokens: (parent or 0) + sum(
             tokens) % num_hashes
 
@@ -156,7 +159,8 @@ def run_case(case: Case) -> Counter:
         engine.check_integrity()
         step += 1
         busy_steps += engine.has_unfinished()
-        assert busy_steps <= allowed_steps, f"{busy_steps} steps, and the work ends in {allowed_steps}"
+        assert busy_steps <= allowed_steps, (
+            f"{busy_steps} steps, and the work ends in {allowed_steps}")
         try:
             for output in engine.step():
                 outputs[output.request_id] = output
@@ -222,6 +226,7 @@ def check_beams(arrival: Arrival, output) -> None:
     if output.outputs[0].finish_reason == "abort":
         assert arrival.abort_at is not None, f"{arrival} was aborted"
         return
+    assert arrival.beam_width is not None
     best = brute_force(arrival.prompt, arrival.beam_width, arrival.max_tokens,
                        arrival.stop_token_ids, distribution)
     got = [completion.token_ids for completion in output.outputs]
@@ -277,12 +282,10 @@ def failure_of(case: Case) -> Exception | None:
     return None
 
 
-def shrink(case: Case, fails: Callable[[Case], bool] = failure_of) -> Case:
+def shrink(case: Case, fails: Callable[[Case], object] = failure_of) -> Case:
     """Take away from a failing case whatever can go while it still fails."""
-    smaller = True
-    while smaller:
-        smaller = next((candidate for candidate in _simpler(case) if fails(candidate)), None)
-        case = smaller or case
+    while smaller := next((candidate for candidate in _simpler(case) if fails(candidate)), None):
+        case = smaller
     return case
 
 
@@ -301,13 +304,12 @@ def _simpler_fields(thing, simplest) -> Iterator:
         value, least = getattr(thing, field.name), getattr(simplest, field.name)
         if value == least or field.name == "arrivals":
             continue
+        tries: list = [least]
         if isinstance(value, tuple):
             tries = [value[:len(value) // 2], value[1:], value[:-1], *_zeroed(value)]
             tries = [t for t in tries if len(t) >= len(least)]
         elif isinstance(value, int) and isinstance(least, int) and not isinstance(value, bool):
             tries = [least, (least + value) // 2, value - 1]
-        else:
-            tries = [least]
         for smaller in tries:
             if smaller != value:
                 yield replace(thing, **{field.name: smaller})

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_attention_triton import MIXTURE, assert_close, batch
 
 from paged.attention import Shape, flash, reference, resolve
 from paged.kv_cache import CacheSpec
+from tests.test_attention_triton import MIXTURE, assert_close, batch
 
 
 def side_by_side(*tensors):

@@ -9,13 +9,13 @@ outside the cache.
 import numpy as np
 import pytest
 import torch
-from test_attention_reference import paged_batch
 
 from paged import EngineConfig, PagedKVCache, paged_attention
 from paged.attention import BACKENDS, Shape, resolve
 from paged.models.decoder import random_decoder
 from paged.startup import cache_spec, make_runner
 from tests.small_models import TINY_LLAMA
+from tests.test_attention_reference import paged_batch
 
 pytest.importorskip("triton")
 SERVED = ["reference", "torch"] + ([] if torch.cuda.is_available() else ["triton"]

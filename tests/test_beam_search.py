@@ -23,7 +23,7 @@ def search(engine, prompt=PROMPT, **params):
     return run(engine)[request_id]
 
 
-def found(output) -> list[tuple[list[int], float]]:
+def found(output) -> list[tuple]:
     return [(c.token_ids, pytest.approx(c.cumulative_logprob)) for c in output.outputs]
 
 

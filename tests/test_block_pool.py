@@ -2,10 +2,9 @@
 counts.
 
 Protects: free and used blocks partition the pool, whatever is called in whatever order; a call that
-    fails
-changes nothing; blocks are handed out again in the order in which they were freed; a block leaves
-the middle of the queue in O(1); fork and copy-on-write; and the traces of the pool of eight, the
-seven tokens and the two prompts.
+fails changes nothing; blocks are handed out again in the order in which they were freed; a block
+leaves the middle of the queue in O(1); fork and copy-on-write; and the traces of the pool of eight,
+the seven tokens and the two prompts.
 """
 
 import pytest

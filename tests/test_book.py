@@ -3,8 +3,8 @@ browser.
 
 The build starts from nothing, runs every chapter, and fails on a warning or a cell that raises.
 Every page is then opened in Chromium, light and dark, wide and on a phone: no script errors, no
-    request to another site, no
-sideways scrolling, buttons that lead to the right place, figures that react to the keyboard.
+request to another site, no sideways scrolling, buttons that lead to the right place, figures that
+react to the keyboard.
 """
 
 import ast
@@ -135,7 +135,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", float: "fp32", int: "i32"}
+TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", float: "fp32",
+         int: "i32"}
 
 def compile_and_report(kernel, *args, grid, warmup, **options):
     bound = dict(zip(kernel.arg_names, args)) | options
@@ -149,16 +150,18 @@ def compile_and_report(kernel, *args, grid, warmup, **options):
         elif tensor or bound[name] % 16 == 0:
             aligned[(i,)] = [["tt.divisibility", 16]]
     launch = {name: options[name] for name in ("num_warps", "num_stages") if name in options}
-    binary = triton.compile(ASTSource(kernel, signature, constants, aligned), GPUTarget("cuda", 90, 32), launch)
+    source, target = ASTSource(kernel, signature, constants, aligned), GPUTarget("cuda", 90, 32)
+    binary = triton.compile(source, target, launch)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary.asm["cubin"])
         file.flush()
-        usage = subprocess.run([triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name], text=True,
-                               stdout=subprocess.PIPE, check=True).stdout
+        usage = subprocess.run([triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name],
+                               text=True, stdout=subprocess.PIPE, check=True).stdout
     print(kernel.__name__, usage.split("REG:")[1].split()[0], binary.metadata.shared)
 
 JITFunction.run = compile_and_report
-q, k = torch.zeros(64, 16, 128, dtype=torch.bfloat16), torch.zeros(4, 16, 8, 128, dtype=torch.bfloat16)
+q = torch.zeros(64, 16, 128, dtype=torch.bfloat16)
+k = torch.zeros(4, 16, 8, 128, dtype=torch.bfloat16)
 tables = torch.zeros(64, 256, dtype=torch.int32)
 with tempfile.TemporaryDirectory() as folder:
     for version in versions_of(Path("book/kernels.md"), Path(folder)):
@@ -250,13 +253,15 @@ def open_page(browser):
         contexts.append(browser.new_context(**options))
         page, wrong = contexts[-1].new_page(), []
         home = ("/".join(url.split("/")[:3]), "data:", "blob:")
-        page.on("pageerror", lambda error: wrong.append(f"script error: {error}"))
-        page.on("console",
-                lambda line: line.type == "error" and wrong.append(f"console: {line.text}"))
-        page.on("response",
-                lambda got: got.status >= 400 and wrong.append(f"{got.status}: {got.url}"))
-        page.on("request",
-                lambda sent: sent.url.startswith(home) or wrong.append(f"outside: {sent.url}"))
+
+        def note(is_wrong: bool, what: str) -> None:
+            if is_wrong:
+                wrong.append(what)
+
+        page.on("pageerror", lambda error: note(True, f"script error: {error}"))
+        page.on("console", lambda line: note(line.type == "error", f"console: {line.text}"))
+        page.on("response", lambda got: note(got.status >= 400, f"{got.status}: {got.url}"))
+        page.on("request", lambda sent: note(not sent.url.startswith(home), f"outside: {sent.url}"))
         page.goto(url, wait_until="load")
         return page, wrong
 

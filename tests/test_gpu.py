@@ -14,7 +14,6 @@ from functools import cache
 
 import pytest
 import torch
-from test_llm import Letters
 
 from paged import LLM, Engine, EngineConfig, PagedKVCache, SamplingParams
 from paged.__main__ import main
@@ -30,6 +29,7 @@ from paged.seats import Prepared
 from paged.startup import cache_spec, make_runner
 from tests.engines import run
 from tests.small_models import TINY_MODELS, huggingface_model, logits_of
+from tests.test_llm import Letters
 
 pytestmark = pytest.mark.gpu
 GPU = "cuda"
@@ -95,7 +95,8 @@ def assert_same(requests, got, want, model="qwen3"):
         if at is not None:
             logits = logits_of(decoder_on("cpu", model), prompt + theirs[:at])[-1]
             gap = (logits[mine[at]] - logits[theirs[at]]).abs().item()
-            assert params.temperature == 0 and gap < 1e-4, f"{mine} and {theirs} part at {at}, by {gap}"
+            assert params.temperature == 0 and gap < 1e-4, (
+                f"{mine} and {theirs} part at {at}, by {gap}")
 
 
 # ── captured sizes ────────────────────────────────────────────────────────────────────────────────

@@ -10,7 +10,6 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
-from small_models import TINY_MODELS, TINY_QWEN3
 
 from paged import PagedKVCache, paged_attention
 from paged.batch import Batch, Newcomer
@@ -23,6 +22,7 @@ from paged.sampler import sample as plain_sample
 from paged.sampling import IN_PROMPT
 from paged.seats import Prepared, Seats
 from paged.seats import prepare as plain_prepare
+from tests.small_models import TINY_MODELS, TINY_QWEN3
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -2,9 +2,8 @@
 changes.
 
 Protects: one allocation and one view of it a layer; slot −1 writes nothing (vLLM issue 43810); rows
-    that
-nobody wrote are never read; K and V as strided slices of a fused projection; block copies that read
-first.
+that nobody wrote are never read; K and V as strided slices of a fused projection; block copies that
+read first.
 """
 
 import pytest

@@ -6,11 +6,11 @@ Protects the interface that notebooks and users call. The default model itself i
 
 import pytest
 import torch
-from small_models import TINY_LLAMA
 
 from paged import LLM, SamplingParams, Trace
 from paged.models.decoder import random_decoder
 from paged.models.loader import Loaded
+from tests.small_models import TINY_LLAMA
 
 GREEDY = SamplingParams(temperature=0, max_tokens=5)
 

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 import torch
-from test_llm import loaded  # noqa: F401 - a fixture
 
 from paged.__main__ import main
+from tests.test_llm import loaded  # noqa: F401 - a fixture
 
 
 @pytest.fixture
@@ -50,7 +50,9 @@ def test_memory_that_runs_out_is_a_sentence(tiny, capsys, monkeypatch):
     monkeypatch.setattr("paged.runner.ModelRunner.execute", full)
     argv = ["generate", "hello", "--raw", "--max-tokens", "4", "--quiet", "--num-blocks", "40"]
     assert main(argv) == 2
-    sentence = "paged: there is no room for a step of up to 2048 tokens beside a pool of 40 blocks (0.00 GiB)"
+    sentence = (
+        "paged: there is no room for a step of up to 2048 tokens beside a pool of 40 blocks "
+        "(0.00 GiB)")
     assert capsys.readouterr().err.startswith(sentence)
     monkeypatch.setattr("paged.__main__._load", lambda args: full(None, None))
     assert main(argv) == 2
@@ -105,7 +107,7 @@ def test_a_terminal_without_the_characters_shows_question_marks(tiny, monkeypatc
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout",
                         io.TextIOWrapper(written, encoding="ascii", write_through=True))
-    monkeypatch.setattr("test_llm.Letters.token_bytes",
+    monkeypatch.setattr("tests.test_llm.Letters.token_bytes",
                         lambda self, token: "\N{GRINNING FACE}".encode())
     assert main(["generate", "hi", "--raw", "--max-tokens", "2"]) == 0
     assert written.getvalue().strip() in (b"?", b"??")

@@ -2,9 +2,9 @@
 everything the decoder does not do. An option read past in silence would give fluent, wrong text."""
 
 import pytest
-from small_models import TINY_LLAMA, TINY_MODELS, huggingface_model
 
 from paged.models.config import ModelConfig, from_gguf, from_huggingface
+from tests.small_models import TINY_LLAMA, TINY_MODELS, huggingface_model
 
 LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 100,

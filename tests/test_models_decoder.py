@@ -5,7 +5,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small_models import (
+
+from paged.models.decoder import Decoder, random_decoder, rms_norm, rotary_frequencies, rotate
+from tests.small_models import (
     TINY_LLAMA,
     TINY_MODELS,
     TINY_QWEN3,
@@ -13,8 +15,6 @@ from small_models import (
     logits_of,
     plain_attention,
 )
-
-from paged.models.decoder import Decoder, random_decoder, rms_norm, rotary_frequencies, rotate
 
 PROMPT = [3, 17, 92, 5, 41, 88, 120, 7, 7, 150, 2]
 SCALINGS = {

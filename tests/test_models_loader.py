@@ -9,10 +9,10 @@ import pytest
 import torch
 from huggingface_hub import errors
 from safetensors.torch import load_file, save_file
-from small_models import TINY_LLAMA, TINY_MODELS, TINY_QWEN2, huggingface_model, logits_of
 from tqdm import tqdm
 
 from paged.models.loader import load
+from tests.small_models import TINY_LLAMA, TINY_MODELS, TINY_QWEN2, huggingface_model, logits_of
 
 PROMPT = [3, 17, 92, 5, 41, 88]
 

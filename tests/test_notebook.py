@@ -77,8 +77,8 @@ def test_style_keeps_the_background_clear():
 
 def payload(html: str) -> dict:
     """The data inside a figure's script."""
-    return json.loads(
-        re.search(r'figure\(document\.getElementById\("[\w-]+"\), (.*)\);\n', html)[1])
+    (data,) = re.findall(r'figure\(document\.getElementById\("[\w-]+"\), (.*)\);\n', html)
+    return json.loads(data)
 
 
 def test_explorer_computes_every_combination(shown):

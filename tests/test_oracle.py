@@ -2,8 +2,7 @@
 tests/oracle.py).
 
 Protects the whole block logic at once, and the oracle itself: each deliberate fault of
-    tests/mutations.py
-must be found, and a case that fails must shrink to a small one.
+tests/mutations.py must be found, and a case that fails must shrink to a small one.
 """
 
 import pytest

@@ -12,36 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from practice import portable, sandbox
-from practice.catalog import Answers, find, load_exercises
-
-ROOT = Path(__file__).resolve().parents[1]
-EXERCISES = load_exercises()
-BY_NAME = {exercise.name: exercise for exercise in EXERCISES}
+from practice import sandbox
+from practice.catalog import Answers
+from tests.judging import BY_NAME, EXERCISES, ROOT, ask, run, write
 
 
 @pytest.fixture
 def folder(tmp_path):
     return tmp_path / "answers"
-
-
-def run(folder, *arguments, **options):
-    """The judge in a process of its own, as a reader starts it."""
-    program = str(ROOT / "practice" / "judge.py")
-    return subprocess.run([sys.executable, program, *arguments, "--answers",
-                           str(folder)], capture_output=True, text=True, encoding="utf-8",
-                          timeout=120, **options)
-
-
-def ask(folder, *arguments):
-    """(exit status, data) of a command with --json."""
-    done = run(folder, *arguments, "--json")
-    return done.returncode, json.loads(done.stdout)
-
-
-def write(folder, name, text, encoding="utf-8"):
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.py").write_bytes(text.encode(encoding))
 
 
 def test_from_the_first_look_to_the_last(folder):
@@ -50,7 +28,8 @@ def test_from_the_first_look_to_the_last(folder):
     assert f"judge.py start {EXERCISES[0].name}" in first.stdout
 
     started = run(folder, "start", "slots")
-    assert "From a block table to slots" in started.stdout and "slot_mapping_for([7, 1, 3]" in started.stdout
+    assert "From a block table to slots" in started.stdout
+    assert "slot_mapping_for([7, 1, 3]" in started.stdout
     assert (folder / "slots.py").read_text(encoding="utf-8") == BY_NAME["slots"].starter
 
     failed = run(folder, "slots")
@@ -83,6 +62,24 @@ def test_an_answer_is_never_overwritten_unasked(folder):
     assert Path(ask(folder, "reset", "slots")[1]["kept"]).name == "slots.old-2.py"
 
 
+def test_after_a_success_comes_the_next_of_the_same_chapter(folder):
+    """Then an earlier one of it, then the chapters behind it, then those before it."""
+    cache = [e for e in EXERCISES if e.chapter == BY_NAME["match"].chapter]
+    later = [e for e in EXERCISES if e.number > cache[-1].number]
+    order = [*cache[3:], *cache[:2], *later, *EXERCISES[:cache[0].number - 1]]
+    answers = Answers(folder)
+    write(folder, cache[2].name, cache[2].solution)
+    for expected in order[:6] + order[-2:]:
+        done = run(folder, "run", cache[2].name)
+        assert f"Next: {expected.title}\n" in done.stdout, expected.name
+        for exercise in order[:order.index(expected) + 1]:
+            answers.record(exercise, solved=True)
+        if expected is order[5]:
+            for exercise in order[:-2]:
+                answers.record(exercise, solved=True)
+    assert "everything is solved" in run(folder, "run", cache[2].name).stdout
+
+
 def test_a_file_anywhere_can_be_judged(folder, tmp_path):
     elsewhere = tmp_path / "other folder" / "slots.py"
     elsewhere.parent.mkdir()
@@ -92,8 +89,8 @@ def test_a_file_anywhere_can_be_judged(folder, tmp_path):
     text = elsewhere.rename(elsewhere.with_suffix(".txt"))
     assert ask(folder, "run", str(text))[1]["file"] == str(text)
     assert "there is no file" in run(folder, "watch", str(elsewhere)).stderr
-    wrong = BY_NAME["slots"].wrong[0]
-    assert run(folder, "run", os.path.relpath(wrong, tmp_path), cwd=tmp_path).returncode == 1
+    relative = os.path.relpath(BY_NAME["slots"].folder / "starter.py", tmp_path)
+    assert run(folder, "run", relative, cwd=tmp_path).returncode == 1
 
 
 @pytest.mark.parametrize("arguments, said", [
@@ -212,7 +209,8 @@ def test_another_encoding_is_said(folder, data, said):
     folder.mkdir()
     (folder / "slots.py").write_bytes(data)
     done = run(folder, "slots")
-    assert done.returncode == 1 and said in done.stdout and "Traceback" not in done.stdout + done.stderr
+    assert done.returncode == 1 and said in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
 
 
 def test_bom_crlf_and_declared_encodings_are_read(folder):
@@ -332,85 +330,3 @@ def test_colour_in_a_terminal_only(monkeypatch):
     assert report.paint("x", "red") == "\x1b[31mx\x1b[0m"
     monkeypatch.setenv("NO_COLOR", "1")
     assert report.paint("x", "red") == "x"
-
-
-def test_git_ignores_answers():
-    done = subprocess.run(["git", "check-ignore", "-q", "practice/answers/slots.py"], cwd=ROOT)
-    if done.returncode == 128:
-        pytest.skip("not a clone")
-    assert done.returncode == 0
-
-
-def test_an_exercise_is_found_by_any_name():
-    slots = BY_NAME["slots"]
-    for word in ("slots", str(slots.number), slots.folder.name, "practice/answers/slots.py",
-                 "slots.old-1.py", str(slots.folder / "solution.py"), str(slots.wrong[0])):
-        assert find(EXERCISES, word) is slots, word
-
-
-def test_a_broken_progress_file_is_set_aside(tmp_path):
-    answers = Answers(tmp_path)
-    (tmp_path / "progress.json").write_text("{broken", encoding="utf-8")
-    assert answers.progress() == {"solved": {}, "hints": {}}
-    assert (tmp_path / "progress.unreadable.json").read_text(encoding="utf-8") == "{broken"
-
-
-@pytest.mark.parametrize("text", [
-    '{"hints": {"slots": "x"}, "solved": {"slots": 7}}', '{"hints": {"slots": -5}}',
-    '{"solved": [1]}', "[]", "[" * 100_000, "\0"
-])
-def test_odd_progress_stops_nothing(folder, text):
-    folder.mkdir()
-    (folder / "progress.json").write_text(text, encoding="utf-8")
-    assert ask(folder)[1]["solved"] == 0
-    assert ask(folder, "hint", "slots")[1]["number"] == 1
-
-
-def test_an_unreadable_answer_is_not_exported_and_not_overwritten(folder, tmp_path):
-    write(folder, "slots", "a = 1\n", encoding="utf-16")
-    file = tmp_path / "out.json"
-    done = run(folder, "export", str(file))
-    assert done.returncode == 2 and not file.exists()
-    assert "slots.py cannot be exported: the file is saved as UTF-16: save it as UTF-8" in done.stderr
-    file.write_text('{"format": "paged-practice", "answers": {"slots": "b = 2"}}',
-                    encoding="utf-16")
-    assert ask(folder, "import", str(file))[1]["different"] == ["slots"]
-    assert (folder / "slots.py").read_bytes() == "a = 1\n".encode("utf-16")
-
-
-@pytest.mark.parametrize("rest", [
-    '"answers": [1]', '"answers": {"slots": 1}', '"answers": {"slots": "x"}, "solved": []',
-    '"answers": {"slots": "x"}, "hints": {"slots": "x"}',
-    '"answers": {"slots": "x", "radix": "\\ud800"}'
-])
-def test_what_is_no_export_is_refused_before_anything_is_written(folder, tmp_path, rest):
-    file = tmp_path / "odd.json"
-    file.write_text('{"format": "paged-practice", ' + rest + "}", encoding="utf-8")
-    done = run(folder, "import", str(file))
-    assert done.returncode == 2 and "cannot be imported: " in done.stderr and "Traceback" not in done.stderr
-    assert not folder.exists()
-
-
-def test_export_and_import_carry_answers_over(tmp_path):
-    one, other = Answers(tmp_path / "one"), Answers(tmp_path / "other")
-    for name, text in (("slots", "a = 1\n"), ("radix", "b = 2\n")):
-        write(one.folder, name, text)
-    one.record(BY_NAME["slots"], solved=True)
-    file = tmp_path / "paged-practice.json"
-    assert portable.export_answers(one, EXERCISES, file) == 2
-
-    write(other.folder, "radix", "mine = 3\n")
-    done = portable.import_answers(other, EXERCISES, file, replace=False)
-    assert done == {"written": ["slots"], "same": [], "different": ["radix"], "unknown": []}
-    assert other.path(BY_NAME["radix"]).read_text(encoding="utf-8") == "mine = 3\n"
-    assert list(other.progress()["solved"]) == ["slots"]
-    done = portable.import_answers(other, EXERCISES, file, replace=True)
-    assert done["written"] == ["radix"] and done["same"] == ["slots"]
-    assert (other.folder / "radix.old-1.py").read_text(encoding="utf-8") == "mine = 3\n"
-    windows = '{"format": "paged-practice", "answers": {"slots": "a = 1\\r\\n"}}'
-    file.write_text(windows, encoding="utf-8")
-    assert portable.import_answers(other, EXERCISES, file, replace=False)["same"] == ["slots"]
-    for text in ("[]", "{}", '{"format": "paged-practice", "answers": {"slots": 1}}'):
-        file.write_text(text, encoding="utf-8")
-        with pytest.raises(ValueError):
-            portable.import_answers(other, EXERCISES, file, replace=True)

@@ -6,14 +6,15 @@ same.
 """
 
 import random
-import re
 import sys
 import types
 
 import pytest
 
-from practice import judge, sandbox
+from practice import sandbox
 from practice.catalog import load_exercises
+from practice.check import faults_of
+from practice.wrong import wrong_answers
 
 EXERCISES = load_exercises()
 BY_NAME = {exercise.name: exercise for exercise in EXERCISES}
@@ -21,11 +22,11 @@ BY_NAME = {exercise.name: exercise for exercise in EXERCISES}
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_check(name):
-    """The solution passes; starter and wrong answers run and fail; three hints; examples that
-    run."""
+    """The solution passes; starter and wrong answers run and fail, each wrong answer for the reason
+    it is there; three hints; examples that run."""
     if why_not := sandbox.why_not(BY_NAME[name].kind):
         pytest.skip(why_not)
-    assert judge.faults_of(BY_NAME[name]) == []
+    assert faults_of(BY_NAME[name]) == []
 
 
 def test_there_are_enough_in_order():
@@ -40,8 +41,7 @@ def test_says_what_it_is(name):
     """Wrong answers say what is wrong with them, and nothing gives an answer away through the
     package."""
     exercise = BY_NAME[name]
-    for path in exercise.wrong:
-        assert re.match(r'"""\w[^"]{15,}"""', path.read_text(encoding="utf-8")), path
+    assert all(len(answer.mistake) > 15 for answer in wrong_answers(exercise))
     assert "paged." not in exercise.tests and "import paged" not in exercise.tests
     assert all(len(hint) > 40 for hint in exercise.hints) and len(exercise.explanation) > 200
 

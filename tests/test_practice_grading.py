@@ -32,12 +32,12 @@ def kernel():
 
 @pytest.mark.parametrize("name", ["triton_decode", "triton_store"])
 def test_a_good_kernel_is_graded(kernel, name):
-    from practice import perf
+    from practice import fair, perf
 
     task = kernel(name)
     assert task.right(task.run())
-    assert perf.foreign_operations(task.run) is None and perf.remembers(task) is None
-    assert perf.foreign_imports(BY_NAME[name].solution) is None
+    assert fair.foreign_operations(task.run) is None and fair.remembers(task) is None
+    assert fair.foreign_imports(BY_NAME[name].solution) is None
     task.function = perf.our_function(name)
     assert task.right(task.run())
 
@@ -45,7 +45,7 @@ def test_a_good_kernel_is_graded(kernel, name):
 def test_a_library_kernel_is_not_graded(kernel):
     import torch
 
-    from practice import perf
+    from practice import fair
 
     def library(q, k_cache, v_cache, tables, seq_lens, scale):
         k, v = (cache[tables.long()].flatten(1, 2).transpose(1, 2) for cache in (k_cache, v_cache))
@@ -54,22 +54,22 @@ def test_a_library_kernel_is_not_graded(kernel):
 
     task = kernel("triton_decode", library)
     assert task.right(task.run())
-    assert "the kernel must do it" in perf.foreign_operations(task.run)
-    assert "line 1 imports flash_attn" in perf.foreign_imports(
+    assert "the kernel must do it" in fair.foreign_operations(task.run)
+    assert "line 1 imports flash_attn" in fair.foreign_imports(
         "from flash_attn import flash_attn_func\n")
-    assert "line 2 imports paged.attention" in perf.foreign_imports(
+    assert "line 2 imports paged.attention" in fair.foreign_imports(
         "import torch\nimport paged.attention\n")
 
 
 def test_a_remembered_result_is_not_graded(kernel):
-    from practice import perf
+    from practice import fair
 
     good, kept = kernel("triton_decode").function, {}
 
     def remembering(q, *rest):
         return kept.setdefault(q.data_ptr(), good(q, *rest))
 
-    assert "nothing may be kept" in perf.remembers(kernel("triton_decode", remembering))
+    assert "nothing may be kept" in fair.remembers(kernel("triton_decode", remembering))
 
 
 @pytest.fixture
@@ -167,9 +167,9 @@ def paged_decode(q, *rest):
     ("torch.cuda.Event.elapsed_time = 1", "changes torch.cuda.Event.elapsed_time"),
 ])
 def test_ways_round_the_imports_are_refused(line, said):
-    from practice import perf
+    from practice import fair
 
-    assert f"line 2 {said}" in perf.foreign_imports(f"import torch\n{line}\n")
+    assert f"line 2 {said}" in fair.foreign_imports(f"import torch\n{line}\n")
 
 
 def test_refused_before_it_runs(grade):
@@ -177,16 +177,16 @@ def test_refused_before_it_runs(grade):
 
 
 def test_an_answer_may_keep_its_own_state_and_names():
-    from practice import perf
+    from practice import fair
 
-    assert perf.foreign_imports(
+    assert fair.foreign_imports(
         "from __future__ import annotations\nimportant = 1\nclass A:\n"
         "    def __init__(self):\n        self.a = super().__init__()\n") is None
 
 
 def test_own_kernels_are_those_of_the_file(kernel, tmp_path):
     """Tuned kernels too, and no kernel that came from elsewhere."""
-    from practice import perf
+    from practice import fair, perf
 
     path = tmp_path / "answer.py"
     path.write_text(
@@ -196,7 +196,7 @@ def test_own_kernels_are_those_of_the_file(kernel, tmp_path):
         "@triton.jit\ndef mine(x):\n    pass\n"
         "@triton.autotune(configs=[triton.Config({})], key=[])\n"
         "@triton.jit\ndef tuned(x):\n    pass\n", encoding="utf-8")
-    assert perf.own_kernels(perf.load(path)) == {"mine", "tuned"}
+    assert fair.own_kernels(perf.load(path)) == {"mine", "tuned"}
 
 
 def test_a_wrong_kernel_is_noticed(kernel):
@@ -206,14 +206,14 @@ def test_a_wrong_kernel_is_noticed(kernel):
 
 
 def test_kernels_that_may_run():
-    from practice import perf
+    from practice import fair
 
     fill = "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>"
-    assert perf.foreign_kernels(["decode_kernel", fill, "Memset (Device)"],
+    assert fair.foreign_kernels(["decode_kernel", fill, "Memset (Device)"],
                                 {"decode_kernel"}) is None
-    assert "flash_fwd" in perf.foreign_kernels(["decode_kernel", "flash_fwd_splitkv"],
+    assert "flash_fwd" in fair.foreign_kernels(["decode_kernel", "flash_fwd_splitkv"],
                                                {"decode_kernel"})
-    assert "no kernel" in perf.foreign_kernels([fill], {"decode_kernel"})
+    assert "no kernel" in fair.foreign_kernels([fill], {"decode_kernel"})
 
 
 def test_the_ladder():

@@ -2,10 +2,9 @@
 judge alike.
 
 The pages are built without the chapters, which takes seconds, and opened in Chromium: type an
-    answer, run
-it, fail, fix it, pass, come back later; stop an endless loop; carry answers out and in. Then every
-solution, starter and wrong answer is judged by the page's own worker, and must end as it does in
-the terminal.
+answer, run it, fail, fix it, pass, come back later; stop an endless loop; carry answers out and in.
+Then every solution, starter and wrong answer is judged by the page's own worker, and must end as it
+does in the terminal.
 """
 
 import contextlib
@@ -19,6 +18,7 @@ import yaml
 
 from practice import portable, sandbox
 from practice.catalog import Answers, load_exercises
+from practice.check import write_answers
 from tests.serving import served
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,8 +41,7 @@ html_static_path = ["book/_static"]
 html_css_files = ["book.css"]
 """
 
-# -------------------------------------------------------------------------------------- without a
-# browser
+# -------------------------------------------------------------------------------- without a browser
 
 
 def test_every_exercise_has_its_page_in_the_reading_order():
@@ -86,8 +85,7 @@ def test_what_npm_gives_is_checked(monkeypatch, tmp_path, content, error):
     assert not list(tmp_path.rglob("*.mjs"))
 
 
-# ----------------------------------------------------------------------------------------- in the
-# browser
+# ----------------------------------------------------------------------------------- in the browser
 
 
 @pytest.fixture(scope="module")
@@ -332,7 +330,8 @@ JUDGE_ALL = """async (jobs) => {
     };
     made.postMessage(message);
   });
-  await next({ base: new URL("../../_static/exercises/pyodide/", location.href).href, files, runner });
+  const base = new URL("../../_static/exercises/pyodide/", location.href).href;
+  await next({ base, files, runner });
   const results = [];
   for (const job of jobs) results.push(await next(job));
   made.terminate();
@@ -341,23 +340,25 @@ JUDGE_ALL = """async (jobs) => {
 
 
 @pytest.mark.book
-def test_both_runners_judge_alike(address, context):
+def test_both_runners_judge_alike(address, context, tmp_path):
     """Every solution, starter and wrong answer fails the same cases in the page as in the
     terminal."""
     page = context.new_page()
     page.goto(f"{address}/slots.html")
-    files = [(exercise, path) for exercise in IN_PAGE
-             for path in (exercise.folder / "solution.py", exercise.folder / "starter.py",
-                          *exercise.wrong)]
-    assert len(files) >= 5 * len(IN_PAGE)
+    paths = {}
+    for exercise in IN_PAGE:
+        folder = tmp_path / exercise.name
+        folder.mkdir()
+        paths[exercise.name] = write_answers(exercise, folder)
+    assert all(len(files) >= 5 for files in paths.values())
     jobs = [{
         "answer": path.read_text(encoding="utf-8"), "starter": exercise.starter,
         "statement": exercise.statement, "tests": exercise.tests
-    } for exercise, path in files]
+    } for exercise in IN_PAGE for path in paths[exercise.name]]
     in_page = iter(page.evaluate(JUDGE_ALL, jobs))
     for exercise in IN_PAGE:
-        paths = [path for other, path in files if other is exercise]
-        for path, report in zip(paths, sandbox.run_answers(exercise, paths)):
+        files = paths[exercise.name]
+        for path, report in zip(files, sandbox.run_answers(exercise, files)):
             in_terminal = [[case["case"], case["passed"]] for case in report["cases"]]
             assert next(in_page) == in_terminal, path
 

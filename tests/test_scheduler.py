@@ -2,8 +2,7 @@
 
 Every test runs on the oracle, so whatever a test is about, every read and every output is checked
 as well. The smallest inputs that broke public engines stand here by class: budget, chunk length,
-    residents, hits that
-are themselves the free blocks, preemption at block boundaries.
+residents, hits that are themselves the free blocks, preemption at block boundaries.
 """
 
 import sys

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from small_models import TINY_QWEN3
 
 from paged import Engine, EngineConfig
 from paged.kv_cache import CacheSpec
 from paged.models.decoder import random_decoder
 from paged.sampling import TOP_P
 from paged.startup import cache_spec, cpu_num_blocks, make_runner, measure_budget, warm_up
+from tests.small_models import TINY_QWEN3
 
 
 class Recorder:

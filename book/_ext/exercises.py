@@ -2,8 +2,7 @@
 
 An exercise stands once, in practice/exercises. Its page is a stub that names it, and everything
 else is read from there when the book is built: statement, editor, hints, solution. Plain-Python
-    exercises run in the
-page, in Pyodide, through the very runner of the terminal.
+exercises run in the page, in Pyodide, through the very runner of the terminal.
 
 Pyodide is copied into the site when npm is at hand. Otherwise pages take it from a CDN, pinned by
 version and hash. Either way it is loaded when a reader presses Run, and not before.
@@ -47,8 +46,7 @@ FILES = {
 LIMIT_S = 10  # seconds after which a run in the page is stopped
 logger = logging.getLogger(__name__)
 
-# --------------------------------------------------------------------------------------------------
-# Pyodide
+# ------------------------------------------------------------------------------------------ Pyodide
 
 
 def integrity(data: bytes) -> str:
@@ -79,7 +77,10 @@ def fetch_pyodide() -> Path | None:
             subprocess.run(command, cwd=folder, capture_output=True, timeout=120, check=True)
             with tarfile.open(next(Path(folder).glob("*.tgz"))) as archive:
                 for name in FILES:
-                    Path(folder, name).write_bytes(archive.extractfile(f"package/{name}").read())
+                    member = archive.extractfile(f"package/{name}")
+                    if member is None:
+                        raise KeyError(f"package/{name} is no file")
+                    Path(folder, name).write_bytes(member.read())
         except (OSError, subprocess.SubprocessError, StopIteration, KeyError) as error:
             logger.info("npm cannot give Pyodide (%s): pages take it from %s", error, CDN)
             return None
@@ -114,8 +115,7 @@ def write_assets(app, error):
     (folder / "data.js").write_text(f"window.PRACTICE = {json.dumps(data)};\n", encoding="utf-8")
 
 
-# --------------------------------------------------------------------------------------------------
-# pages
+# -------------------------------------------------------------------------------------------- pages
 
 
 def html(text: str) -> nodes.raw:
@@ -187,7 +187,8 @@ class Practice(SphinxDirective):
         needs = {
             "torch": "PyTorch", "triton": "PyTorch and Triton (without a GPU, Triton's interpreter)"
         }
-        text = f"python practice/judge.py start {exercise.name}\npython practice/judge.py run {exercise.name}"
+        text = "\n".join(
+            f"python practice/judge.py {command} {exercise.name}" for command in ("start", "run"))
         return [
             self.parsed(
                 f"This exercise needs {needs[exercise.kind]}. In a clone of the repository:",

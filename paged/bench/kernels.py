@@ -3,10 +3,9 @@ kernels`.
 
 Every shape is measured for every backend that can run it here, beside PyTorch's SDPA over the same
 K and V laid out contiguously. Two times are taken: one call after the other as Python makes them,
-    and, for kernels
-that never wait for the CPU, the same calls inside a CUDA graph. CUDA events, after a warm-up; the
-calls take turns over inputs that together exceed the L2 cache; K, V and Q are random, and so is the
-order of the blocks.
+and, for kernels that never wait for the CPU, the same calls inside a CUDA graph. CUDA events, after
+a warm-up; the calls take turns over inputs that together exceed the L2 cache; K, V and Q are
+random, and so is the order of the blocks.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ class Inputs:
     """Random q, K, V and block tables of a shape, in several sets that together exceed the L2
     cache."""
 
-    def __init__(self, shape: Shape, pool: torch.Tensor, device: str, sets: int):
+    def __init__(self, shape: Shape, pool: torch.Tensor, device: torch.device, sets: int):
         generator = torch.Generator().manual_seed(0)
         needed = [-(-context // shape.block_size) for context in shape.contexts]
         k, v = (x[:x.shape[0] // shape.block_size * shape.block_size].unflatten(
@@ -156,7 +155,8 @@ def contenders(shape: Shape, inputs: Inputs) -> Iterable[tuple[str, Callable, li
     """(name, function, input sets) of every backend that runs here, and of contiguous SDPA."""
     q, k = inputs.sets[0][:2]
     _, block_size, num_kv_heads, head_dim = k.shape
-    served = AttentionShape(q.shape[1], q.dtype, CacheSpec(1, block_size, num_kv_heads, head_dim, k.dtype), q.device)
+    served = AttentionShape(q.shape[1], q.dtype,
+                            CacheSpec(1, block_size, num_kv_heads, head_dim, k.dtype), q.device)
     for name in BACKENDS:
         try:
             attention = resolve(name, served)
@@ -240,7 +240,8 @@ def table(record: dict) -> str:
     lines = [
         f"{record['device']}: copy {copy / 1e9:,.0f} GB/s, matrix product "
         f"{record['matrix_flop_per_s'] / 1e12:,.0f} TFLOP/s", "",
-        f"{'shape':<40}{'page':>5}  {'backend':<10}{'in a graph':>12}{'as a call':>12}   of the ceiling"
+        f"{'shape':<40}{'page':>5}  {'backend':<10}{'in a graph':>12}{'as a call':>12}   of the "
+        "ceiling"
     ]
     for row in record["rows"]:
         head = f"{row['shape']:<40}{row['block_size']:>5}  {row['backend']:<10}"
@@ -250,7 +251,7 @@ def table(record: dict) -> str:
         times = [
             statistics.median(row[key]) if key in row else None for key in ("graph_us", "call_us")
         ]
-        best = (times[0] or times[1]) / 1e6
+        best = next(filter(None, times)) / 1e6
         share = (f"{row['flops'] / best / 1e12:,.0f} TFLOP/s" if row["kind"] in ("prefill", "mixed")
                  else f"{row['bytes'] / best / copy:.2f} of copy")
         lines.append(head + "".join(f"{t:>9,.1f} µs" if t else f"{'–':>12}"

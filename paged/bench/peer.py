@@ -12,6 +12,7 @@ import json
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -24,7 +25,7 @@ from paged.models.config import from_huggingface
 from paged.models.loader import use_device
 from paged.sampling import SamplingParams
 
-SMOLLM2 = {
+SMOLLM2: dict[str, Any] = {
     "model_type": "llama", "vocab_size": 49_152, "hidden_size": 576, "intermediate_size": 1536,
     "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64,
     "rms_norm_eps": 1e-5, "rope_theta": 1e5, "tie_word_embeddings": True,
@@ -53,8 +54,9 @@ def main(argv: list[str] | None = None) -> int:
     loaded = random_model(from_huggingface(SMOLLM2), device, dtype)
     loaded.decoder.pack()
     llm = LLM(loaded, max_model_len=args.prompt + args.tokens)
-    theirs = LlamaForCausalLM(LlamaConfig(**SMOLLM2, eos_token_id=None, bos_token_id=None)).to(
-        device, dtype).eval()
+    config = LlamaConfig(**SMOLLM2, eos_token_id=None, bos_token_id=None)
+    theirs: Any = LlamaForCausalLM(config)
+    theirs.to(device, dtype).eval()
     prompts = [[(31 * i + j) % 10_000 for j in range(args.prompt)] for i in range(8)]
     params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=args.tokens)
 

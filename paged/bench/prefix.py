@@ -19,6 +19,7 @@ from pathlib import Path
 
 from paged.bench.scheduler import NoModel
 from paged.engine import PREFIX_CACHES, Engine, EngineConfig
+from paged.request import RequestOutput
 from paged.sampling import SamplingParams
 
 VOCABULARY = 50_000
@@ -88,8 +89,10 @@ def measure(load: Callable, cache: str, block_size: int) -> dict:
     engine = Engine(
         EngineConfig(num_blocks=60_000 // block_size, block_size=block_size, max_model_len=8192,
                      prefix_cache=cache), NoModel())
-    watch = Stopwatch(engine.prefix_cache)
-    served = []
+    found = engine.prefix_cache
+    assert found is not None, "an engine has a prefix cache unless its configuration says otherwise"
+    watch = Stopwatch(found)
+    served: list[RequestOutput] = []
 
     def turn(prompts: list[list[int]]) -> list[list[int]]:
         ids = [engine.add_request(prompt, SamplingParams(max_tokens=24)) for prompt in prompts]
@@ -104,7 +107,7 @@ def measure(load: Callable, cache: str, block_size: int) -> dict:
     return {
         "requests": len(served), "prompt_tokens": tokens,
         "hit_rate": sum(output.num_cached_tokens for output in served) / tokens,
-        "seconds": watch.seconds, "cached_blocks": len(engine.prefix_cache)
+        "seconds": watch.seconds, "cached_blocks": len(found)
     }
 
 
@@ -127,9 +130,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--block-sizes", type=int, nargs="+", default=[16, 1], help="(%(default)s)")
     parser.add_argument("--save", metavar="FILE", help="also save the figures, as JSON")
     args = parser.parse_args(argv)
-    print(
-        "load             block  cache  requests  prompt tokens  hit rate  us a request  us a prompt token"
-    )
+    print("load             block  cache  requests  prompt tokens  hit rate  us a request  us a "
+          "prompt token")
     rows = []
     for row in measurements(args.block_sizes):
         rows.append(row)

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -35,9 +36,9 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     mask = None
     if 1 < len(q) < len(k):
         mask = torch.ones(len(q), len(k), dtype=torch.bool, device=q.device).tril(len(k) - len(q))
-    out = F.scaled_dot_product_attention(*(x.transpose(0, 1)[None] for x in (q, k, v)),
-                                         attn_mask=mask, is_causal=len(q) == len(k),
-                                         enable_gqa=True)
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask,
+                                         is_causal=q.shape[2] == k.shape[2], enable_gqa=True)
     return out[0].transpose(0, 1)
 
 
@@ -99,7 +100,7 @@ def measure() -> dict:
     # kernel.
     torch.backends.cuda.enable_cudnn_sdp(False)
     loops = {"without": decode_without_cache, "with": decode_with_cache}
-    place = {"device": "cuda", "dtype": torch.bfloat16}
+    place: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
 
     def run(decoder, loop, context, steps):
         prompt = torch.arange(context, device=place["device"]) % decoder.config.vocab_size

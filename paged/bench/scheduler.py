@@ -1,8 +1,8 @@
 """Cost of scheduling and block logic a step, without a model: `python -m paged bench scheduler`.
 
 A runner that does nothing answers at once, so that a step is all Python: schedule, build the lists,
-    enter the
-tokens, fill and register blocks. Contexts of several lengths show whether the cost grows with them.
+enter the tokens, fill and register blocks. Contexts of several lengths show whether the cost grows
+with them.
 """
 
 from __future__ import annotations

@@ -125,7 +125,9 @@ def time_to_first_token(llm: LLM, repetitions: int = 20) -> list[float]:
         prompt = [(1000 + 31 * i + j) % VOCABULARY for j in range(16)]
         (output,) = llm.generate([prompt], SamplingParams(max_tokens=2, ignore_eos=True),
                                  use_tqdm=False)
-        times.append(1e3 * output.metrics.time_to_first_token)
+        first = output.metrics.time_to_first_token
+        assert first is not None, "the request ended with two tokens"
+        times.append(1e3 * first)
     return times[3:]
 
 
@@ -234,10 +236,9 @@ def kernel_split(events: Iterable, steps: int) -> dict:
     """Milliseconds a step in each kind of kernel, from the events of a profile of so many steps.
 
     A kernel may start while the one before it still runs, and wait: `kernels_ms` adds up what each
-        lasted, and may
-    exceed the step. In `busy_ms` every instant counts once, for the kernel that began first, so
-    that the sum is the time the GPU was busy; `profiled_ms` is the time from the first kernel to
-    the end of the last.
+    lasted, and may exceed the step. In `busy_ms` every instant counts once, for the kernel that
+    began first, so that the sum is the time the GPU was busy; `profiled_ms` is the time from the
+    first kernel to the end of the last.
     """
     kernels = sorted((event.time_range.start, event.time_range.end, event.name) for event in events
                      if event.device_type == torch.autograd.DeviceType.CUDA)
@@ -348,8 +349,8 @@ def main(argv: list[str] | None = None) -> int:
     for n in (1, 8, 32):
         result = at_once(llm, n, args.tokens)
         done(f"at_once_{n}", result, f"{result['tokens_per_s'][-1]:,.0f} tokens/s")
-    result = time_to_first_token(llm)
-    done("time_to_first_token_ms", result, f"{statistics.median(result):.2f} ms, median")
+    times = time_to_first_token(llm)
+    done("time_to_first_token_ms", times, f"{statistics.median(times):.2f} ms, median")
     rates = tokens_per_second(llm, prompts, params, runs=5 if on_gpu else 2)
     done("workload_tokens_per_s", rates, ", ".join(f"{rate:,.0f} tokens/s" for rate in rates))
     steps = steps_of_a_run(llm, prompts, params)

@@ -2,7 +2,7 @@
 
     reserve the maximum   one stretch of max_len slots a request, whatever it turns out to need
     reserve exactly       one stretch of just the right length; only an oracle knows it at arrival
-    grow, first fit       one stretch for what is there, rounded up to a power of two; moved when it is full
+    grow, first fit       one stretch for what is there, rounded up to a power of two, then moved
     paged                 blocks from anywhere, one at a time
 
 A simulation in token slots and decode steps; plain Python. After the baselines of Kwon et al. (SOSP
@@ -180,8 +180,8 @@ def simulate(allocator: Contiguous | Paged, requests: Sequence[Request]) -> Iter
 
     A request is admitted when the allocator can place its prompt; nobody overtakes. When a running
     request cannot grow, the youngest one is preempted: its memory is taken, and it waits at the
-        head of the queue to
-    be computed again. Raises ValueError for a request that does not fit even alone.
+    head of the queue to be computed again. Raises ValueError for a request that does not fit even
+    alone.
     """
     coming = deque(replace(request, tokens=request.prompt) for request in requests)
     waiting: deque[Request] = deque()

@@ -8,12 +8,11 @@ A colour means one thing in the whole book, in plots and in interactive figures 
     free      grey     held by nobody
     reserved  yellow   set aside for tokens that may still come
     internal  orange   wasted inside a block or a reservation: no token will ever lie there
-    external  red      wasted between reservations: too small a hole for what waits; anything that is wrong
+    external  red      wasted between reservations: a hole too small for what waits; anything wrong
     new       green    what this very step touches; prefill in a timeline
 
 The figures need no kernel and no library: data, style and script stand in the cell's output, so the
-    rendered
-page, Jupyter and Colab show the same thing.
+rendered page, Jupyter and Colab show the same thing.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ def source(*objects: Callable) -> None:
         function = inspect.unwrap(getattr(
             thing, "fn", thing))  # Triton wraps its kernels, PyTorch its decorated ones.
         lines, start = inspect.getsourcelines(function)
-        path = Path(inspect.getsourcefile(function)).relative_to(Path(__file__).parents[2])
+        path = Path(inspect.getfile(function)).relative_to(Path(__file__).parents[2])
         code = textwrap.dedent("".join(lines)).rstrip()
         display(Markdown(f"`{path.as_posix()}`, from line {start}:\n\n```python\n{code}\n```"))
 

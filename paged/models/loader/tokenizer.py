@@ -106,7 +106,9 @@ class Tokenizer:
                 f"The GGUF file's tokenizer is damaged ({error}): download it again.") from error
         backend = tokenizers.Tokenizer(model)
         digits, pattern = _GGUF_WORDS[words]
-        steps = [pre_tokenizers.Digits(individual_digits=True)] if digits else []
+        steps: list[pre_tokenizers.PreTokenizer] = []
+        if digits:
+            steps.append(pre_tokenizers.Digits(individual_digits=True))
         if pattern:
             steps.append(pre_tokenizers.Split(Regex(pattern), behavior="isolated"))
         steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None))
@@ -168,7 +170,9 @@ class Tokenizer:
         token_ids: list[int] = []
         for i, piece in enumerate(self._special.split(text)):  # text, special token, text, ...
             if i % 2:
-                token_ids.append(self._backend.token_to_id(piece))
+                token_id = self._backend.token_to_id(piece)
+                assert token_id is not None, f"{piece!r} is a special token and has no id"
+                token_ids.append(token_id)
             else:
                 token_ids += self._encode_text(piece.replace(mark, ""))
         return token_ids

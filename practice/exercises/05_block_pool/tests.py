@@ -20,7 +20,8 @@ def walk(pool, num_blocks, steps, seed):
             count = rng.randint(0, num_blocks // 2)
             expected = queue[:count] if count <= len(queue) else None
             got = pool.allocate(count)
-            assert got == expected, f"step {step}: allocate({count}) gave {got}, expected {expected}"
+            assert got == expected, (
+                f"step {step}: allocate({count}) gave {got}, expected {expected}")
             if expected:
                 queue, held = queue[count:], held + expected
             call = f"allocate({count})"
@@ -28,7 +29,8 @@ def walk(pool, num_blocks, steps, seed):
         assert free == len(
             queue), f"step {step}: after {call}, {free} blocks are free, expected {len(queue)}"
         counts = [int(block in held) for block in range(num_blocks)]
-        assert pool.ref_cnt == counts, f"step {step}: after {call}, ref_cnt is {pool.ref_cnt}, not {counts}"
+        assert pool.ref_cnt == counts, (
+            f"step {step}: after {call}, ref_cnt is {pool.ref_cnt}, not {counts}")
     return "as expected"
 
 

@@ -41,6 +41,8 @@ class BlockPool:
         """Make block_table[index] safe to write; (old, new) when the caller must copy, else
         None."""
         old = block_table[index]
+        if self.ref_cnt[old] == 0:
+            raise ValueError(f"block {old} is free: it cannot be written")
         if self.ref_cnt[old] == 1:
             return None
         new = self.allocate(1)

@@ -55,6 +55,15 @@ def cases():
         pool.ref_cnt                        # → [1, 1, 0]
         pool.num_free()                     # → 1
     """
+    yield "a write into a free block is an error and changes nothing", """
+        pool = BlockPool(3)
+        table = pool.allocate(2)
+        pool.free([1])
+        pool.copy_on_write(table, 1)        # raises ValueError
+        table                               # → [0, 1]
+        pool.ref_cnt                        # → [1, 0, 0]
+        pool.num_free()                     # → 2
+    """
     yield "only the written block is copied", """
         pool = BlockPool(6)
         parent = pool.allocate(3)

@@ -20,4 +20,5 @@ def gather(k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: list[int],
     if seq_len > room:
         raise ValueError(f"{seq_len} tokens do not fit a table of {room} rows")
     blocks = torch.tensor(block_table, dtype=torch.long, device=k_cache.device)
-    return tuple(cache[blocks].flatten(0, 1)[:seq_len] for cache in (k_cache, v_cache))
+    k, v = (cache[blocks].flatten(0, 1)[:seq_len] for cache in (k_cache, v_cache))
+    return k, v

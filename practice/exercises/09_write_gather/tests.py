@@ -26,7 +26,8 @@ def round_trip(write, gather, heads, head_dim, block_size, table, seq_len):
         slot = table[p // block_size] * block_size + p % block_size
         write(k_cache, v_cache, [slot], k[p:p + 1], v[p:p + 1])
     got_k, got_v = gather(k_cache, v_cache, table, seq_len)
-    assert got_k.shape == k.shape, f"gather gave K of shape {list(got_k.shape)}, expected {list(k.shape)}"
+    assert got_k.shape == k.shape, (
+        f"gather gave K of shape {list(got_k.shape)}, expected {list(k.shape)}")
     return torch.equal(got_k, k) and torch.equal(got_v, v)
 
 
@@ -52,7 +53,8 @@ def cases():
     """
     yield "slots as a tensor", """
         k_cache, v_cache = caches(2, 4, 1, 4)
-        write(k_cache, v_cache, torch.tensor([5, -1, 1], dtype=torch.int32), rows(3, 1, 4), rows(3, 1, 4))
+        slots = torch.tensor([5, -1, 1], dtype=torch.int32)
+        write(k_cache, v_cache, slots, rows(3, 1, 4), rows(3, 1, 4))
         written(v_cache)                                # → [1, 5]
     """
     yield "a request through its table, block by block", """

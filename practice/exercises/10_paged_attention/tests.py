@@ -38,7 +38,8 @@ def off(paged_attention, contexts, new, heads=(8, 2), head_dim=64, block_size=4,
     for name, tensor, copy in zip(("q", "the K cache", "the V cache"), (q, k_cache, v_cache),
                                   before):
         assert torch.equal(tensor.nan_to_num(), copy.nan_to_num()), f"{name} was changed"
-    assert out.shape == q.shape, f"the result has the shape {list(out.shape)}, expected {list(q.shape)}"
+    assert out.shape == q.shape, (
+        f"the result has the shape {list(out.shape)}, expected {list(q.shape)}")
     assert not out.isnan().any(
     ), "the result holds NaN: a row was read that no token of the request owns"
     return round((out - expected).abs().max().item(), 4) if out.numel() else 0.0
@@ -67,7 +68,7 @@ def cases():
         off(paged_attention, [9, 4], [2, 1], heads=(8, 1))          # → 0.0
     """
     yield "block sizes of 1, 7 and 16", """
-        [off(paged_attention, [19, 6], [4, 1], block_size=b) for b in (1, 7, 16)]       # → [0.0, 0.0, 0.0]
+        [off(paged_attention, [19, 6], [4, 1], block_size=b) for b in (1, 7, 16)]   # → [0.0] * 3
     """
     yield "a head dimension that is no power of two", """
         off(paged_attention, [9], [3], head_dim=20)                 # → 0.0
@@ -79,12 +80,13 @@ def cases():
     yield "a table with more blocks than the context needs", """
         k_cache, v_cache = torch.zeros(4, 2, 1, 1), torch.full((4, 2, 1, 1), torch.nan)
         v_cache[3, 0] = 6.0
-        paged_attention(torch.zeros(1, 1, 1), k_cache, v_cache, [[3, 1, 0]], [1], [0, 1], 1.0).item()  # → 6.0
+        paged_attention(torch.zeros(1, 1, 1), k_cache, v_cache, [[3, 1, 0]], [1], [0, 1],
+                        1.0).item()                                 # → 6.0
     """
     yield "two requests that share a block", """
         v_cache = torch.tensor([4.0, 8.0, 3.0, torch.nan, 9.0, torch.nan]).view(3, 2, 1, 1)
-        out = paged_attention(torch.zeros(2, 1, 1), torch.zeros(3, 2, 1, 1), v_cache, [[0, 1], [0, 2]],
-                              [3, 3], [0, 1, 2], 1.0)
+        out = paged_attention(torch.zeros(2, 1, 1), torch.zeros(3, 2, 1, 1), v_cache,
+                              [[0, 1], [0, 2]], [3, 3], [0, 1, 2], 1.0)
         out.flatten().tolist()                                      # → [5.0, 7.0]
     """
     yield "the scale counts", """
@@ -97,5 +99,6 @@ def cases():
     yield "scores so large that exp would overflow", """
         k_cache = torch.tensor([1000.0, 0.0]).view(1, 2, 1, 1)
         v_cache = torch.tensor([3.0, 5.0]).view(1, 2, 1, 1)
-        paged_attention(torch.ones(1, 1, 1), k_cache, v_cache, [[0]], [2], [0, 1], 1.0).item()      # → 3.0
+        paged_attention(torch.ones(1, 1, 1), k_cache, v_cache, [[0]], [2], [0, 1],
+                        1.0).item()                                 # → 3.0
     """

@@ -44,7 +44,7 @@ def cases():
         block_hashes([1, 2, 3], 2) == block_hashes([1, 2, 9], 2)        # → True
     """
     yield "block size 1: a chain of single tokens", """
-        block_hashes([7, 7], 1)                         # → [6424735547165501610, 14668551877809848882]
+        block_hashes([7, 7], 1)                      # → [6424735547165501610, 14668551877809848882]
     """
     yield "tuples are prompts too, and nothing is changed", """
         tokens = [1, 2, 3, 4]

@@ -53,7 +53,8 @@ def cases():
         other.num_registered                                # → 1
     """
     yield "behind a block that was there already, the chain still holds", """
-        one, other, block_of = Request([1, 2, 3, 4], [7]), Request([1, 2, 3, 4, 5, 6, 7, 8], [2, 3]), {}
+        one, other = Request([1, 2, 3, 4], [7]), Request([1, 2, 3, 4, 5, 6, 7, 8], [2, 3])
+        block_of = {}
         register_computed(one, 4, 4, block_of)              # → 1
         register_computed(other, 8, 4, block_of)            # → 2
         block_of[request_hash(other, 2)]                    # → 3

@@ -45,7 +45,7 @@ def cases():
         take_blocks([1, 2], cache)                  # → [("ALLOCATE", 0)]
         take_blocks([1, 2, 3], cache)               # → [("REACTIVATE", 6), ("ALLOCATE", 1)]
         take_blocks([1, 2, 3, 4], cache)            # → [("REUSE", 6), ("ALLOCATE", 2)]
-        take_blocks([1, 2, 3, 4, 5], cache)         # → [("REUSE", 6), ("REACTIVATE", 7), ("ALLOCATE", 3)]
+        take_blocks([1, 2, 3, 4, 5], cache)   # → [("REUSE", 6), ("REACTIVATE", 7), ("ALLOCATE", 3)]
     """
     yield "one token", """
         cache = Cache(*empty(2, 1))
@@ -74,7 +74,7 @@ def cases():
         cache = Cache(2, [1, 3, 0], [2])
         hashes = block_hashes([1, 2, 3, 4], 2)
         cache.block_of = {hashes[0]: 0, hashes[1]: 1}
-        take_blocks([1, 2, 3, 4, 5], cache)         # → [("REUSE", 0), ("REUSE", 1), ("ALLOCATE", 2)]
+        take_blocks([1, 2, 3, 4, 5], cache)        # → [("REUSE", 0), ("REUSE", 1), ("ALLOCATE", 2)]
         cache.ref_cnt                               # → [2, 4, 1]
     """
     yield "too few blocks: counts, queue and entries stay", """

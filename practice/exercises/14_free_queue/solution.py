@@ -6,7 +6,9 @@ class FreeQueue:
     time."""
 
     def __init__(self, blocks: Iterable[int]):
-        self._next, self._before, self._length = {None: None}, {None: None}, 0
+        self._next: dict[int | None, int | None] = {None: None}
+        self._before: dict[int | None, int | None] = {None: None}
+        self._length = 0
         for block in blocks:
             self.append(block)
 

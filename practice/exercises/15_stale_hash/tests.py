@@ -29,8 +29,8 @@ def walk(cache, steps, seed):
         right = [b for b, held in sorted(holds.items()) if held == (path, tokens)]
         got = cache.find(hash_of(path), list(tokens))
         assert got in right or not right and got is None, (
-            f"step {step}: find gave {got}; {list(tokens)} after {list(path)} is in {right or 'no block'}"
-        )
+            f"step {step}: find gave {got}; {list(tokens)} after {list(path)} is in "
+            f"{right or 'no block'}")
     return "as expected"
 
 

@@ -21,7 +21,8 @@ def cases():
         batch["input_ids"] == list(range(430)) + list(range(1000, 1177))        # → True
     """
     yield "the first decode after them", """
-        batch = build_batch([(list(range(431)), 430, 1, [0, 1]), (list(range(434)), 433, 1, [0, 2])], 256)
+        batch = build_batch([(list(range(431)), 430, 1, [0, 1]),
+                             (list(range(434)), 433, 1, [0, 2])], 256)
         batch["seq_lens"]                               # → [431, 434]
         batch["slot_mapping"]                           # → [430, 689]
         batch["cu_seqlens_q"]                           # → [0, 1, 2]
@@ -55,7 +56,8 @@ def cases():
         batch["input_ids"]                              # → [4]
     """
     yield "three requests at three phases", """
-        batch = build_batch([(list(range(37)), 36, 1, list(range(10))), (list(range(5)), 0, 5, [10, 11]),
+        batch = build_batch([(list(range(37)), 36, 1, list(range(10))),
+                             (list(range(5)), 0, 5, [10, 11]),
                              (list(range(20)), 12, 8, [12, 13, 14, 15, 16])], 4)
         batch["cu_seqlens_q"]                           # → [0, 1, 6, 14]
         batch["cu_seqlens_k"]                           # → [0, 37, 42, 62]

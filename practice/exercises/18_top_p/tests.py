@@ -35,7 +35,7 @@ def cases():
         kept(top_p_filter([0.5, 0.0, 0.25, 0.25], 1.0))         # → ([0, 2, 3], True)
     """
     yield "ten times 0.1 is a little less than 1", """
-        kept(top_p_filter([0.1] * 10, 1.0))                     # → ([0, 1, 2, 3, 4, 5, 6, 7, 8, 9], True)
+        kept(top_p_filter([0.1] * 10, 1.0))               # → ([0, 1, 2, 3, 4, 5, 6, 7, 8, 9], True)
     """
     yield "one value for each token", """
         len(top_p_filter([0.1, 0.2, 0.3, 0.4], 0.5))            # → 4

@@ -46,7 +46,7 @@ def cases():
     """
     yield "a mixed batch to its end", """
         run_to_the_end(plan_step, [("a", 9, 0), ("b", 3, 2), ("c", 4, 0)], 5)   # → [
-                                                            #    {"b": 1, "a": 4}, {"a": 5}, {"c": 4}]
+                                                        #    {"b": 1, "a": 4}, {"a": 5}, {"c": 4}]
     """
     yield "everything in one step, with budget to spare", """
         plan_step([("a", 9, 2), ("b", 3, 2)], 1000)         # → {"b": 1, "a": 7}

@@ -39,13 +39,14 @@ def cases():
         waiting                                         # → ["b", "c", "d", "e", "f"]
     """
     yield "no more victims than needed", """
-        survivors(make_room, {"a": 2, "b": 3, "c": 2, "d": 1}, "a", 3)  # → (True, ["a", "b"], ["c", "d"], 0)
+        survivors(make_room, {"a": 2, "b": 3, "c": 2, "d": 1}, "a", 3)  # → (
+                                                            #    True, ["a", "b"], ["c", "d"], 0)
     """
     yield "the request itself is the youngest", """
         survivors(make_room, {"a": 3, "b": 2}, "b", 1)              # → (False, ["a"], ["b"], 2)
     """
     yield "the younger ones go first, and then it is its own turn", """
-        survivors(make_room, {"a": 5, "b": 1, "c": 1}, "b", 2)      # → (False, ["a"], ["b", "c"], 2)
+        survivors(make_room, {"a": 5, "b": 1, "c": 1}, "b", 2)     # → (False, ["a"], ["b", "c"], 2)
     """
     yield "a request that is its own victim gets nothing, though enough is free afterwards", """
         running, free, waiting = {"a": [0], "b": [1, 2]}, [], []

@@ -63,7 +63,8 @@ def cases():
     """
     yield "the largest score comes first, and last", """
         q = torch.ones(1)
-        k, v = torch.tensor([[9.0], [1.0], [2.0], [3.0]]), torch.tensor([[1.0], [2.0], [3.0], [4.0]])
+        k = torch.tensor([[9.0], [1.0], [2.0], [3.0]])
+        v = torch.tensor([[1.0], [2.0], [3.0], [4.0]])
         attend(q, cut(k, v, 1, 1, 1, 1), 1.0)           # → reference(q, k, v, 1.0)
         attend(q, cut(k.flip(0), v.flip(0), 2, 2), 1.0) # → reference(q, k, v, 1.0)
     """

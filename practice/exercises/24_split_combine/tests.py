@@ -53,7 +53,8 @@ def cases():
         in_parts(partial, combine, q, k, v, 1.0, 3, 5)              # → reference(q, k, v, 1.0)
     """
     yield "scores far below zero", """
-        q, k, v = torch.ones(1, 1), torch.tensor([-900.0, -901.0, -902.0]).view(3, 1, 1), data(3, 1, 1)[2]
+        k = torch.tensor([-900.0, -901.0, -902.0]).view(3, 1, 1)
+        q, v = torch.ones(1, 1), data(3, 1, 1)[2]
         in_parts(partial, combine, q, k, v, 1.0, 1, 2)              # → reference(q, k, v, 1.0)
     """
     yield "each head has weights of its own", """
@@ -72,5 +73,5 @@ def cases():
     yield "inputs are left as they were", """
         outs, lses = torch.ones(2, 1, 1), torch.tensor([[0.0], [-torch.inf]])
         combine(outs, lses).item()                                  # → 1.0
-        (outs.flatten().tolist(), lses.flatten().tolist())          # → ([1.0, 1.0], [0.0, -torch.inf])
+        (outs.flatten().tolist(), lses.flatten().tolist())       # → ([1.0, 1.0], [0.0, -torch.inf])
     """

@@ -74,8 +74,9 @@ def cases():
     """
     yield "the kernel writes no row beyond its request", """
         slots = torch.full((24,), -7, dtype=torch.int64, device=DEVICE)
-        slots_kernel[(1,)](ints([[2, 0]]), ints([0, 5]), ints(range(24)), slots, 2, BLOCK_SIZE=4, TILE=16)
-        slots[:8].tolist()                                          # → [8, 9, 10, 11, 0, -7, -7, -7]
+        slots_kernel[(1,)](ints([[2, 0]]), ints([0, 5]), ints(range(24)), slots, 2, BLOCK_SIZE=4,
+                           TILE=16)
+        slots[:8].tolist()                                         # → [8, 9, 10, 11, 0, -7, -7, -7]
     """
     yield "no requests", """
         compute_slots(ints([]).view(0, 4), ints([0]), ints([]), 4).tolist()        # → []

@@ -47,7 +47,8 @@ def off(paged_decode, seq_lens, heads=(4, 2), head_dim=16, block_size=4, size=1.
     wide = torch.cat([tables, tables], dim=1).to(DEVICE, torch.int32)[:, :width]
     out = paged_decode(q.to(DEVICE), k_cache.to(DEVICE), v_cache.to(DEVICE), wide, ints(seq_lens),
                        head_dim**-0.5)
-    assert out.shape == q.shape, f"the result has the shape {list(out.shape)}, expected {list(q.shape)}"
+    assert out.shape == q.shape, (
+        f"the result has the shape {list(out.shape)}, expected {list(q.shape)}")
     assert not out.isnan().any(
     ), "the result holds NaN: a row was read that the context does not own"
     return round((out.cpu() - expected).abs().max().item(), 4) + 0.0
@@ -91,6 +92,6 @@ def cases():
     yield "the scale counts", """
         k_cache, v_cache, q = zeros(1, 2, 1, 16), zeros(1, 2, 1, 16), zeros(1, 1, 16)
         k_cache[0, 0], v_cache[0, 0], q[0, 0, 0] = 1.0, 1.0, 1.0
-        paged_decode(q, k_cache, v_cache, ints([[0]]), ints([2]), 1.0)[0, 0, 0].item()      # ≈ 0.7311
-        paged_decode(q, k_cache, v_cache, ints([[0]]), ints([2]), 2.0)[0, 0, 0].item()      # ≈ 0.8808
+        paged_decode(q, k_cache, v_cache, ints([[0]]), ints([2]), 1.0)[0, 0, 0].item()    # ≈ 0.7311
+        paged_decode(q, k_cache, v_cache, ints([[0]]), ints([2]), 2.0)[0, 0, 0].item()    # ≈ 0.8808
     """

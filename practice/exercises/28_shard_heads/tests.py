@@ -42,7 +42,7 @@ def cases():
     """
     yield "more ranks than KV heads: copies, in neighbouring ranks", """
         [heads_of_rank(16, 8, 16, rank)[1] for rank in (0, 1, 2, 15)]   # → [
-                                                    #    range(0, 1), range(0, 1), range(1, 2), range(7, 8)]
+                                            #    range(0, 1), range(0, 1), range(1, 2), range(7, 8)]
         [heads_of_rank(8, 1, 4, rank)[1] for rank in range(4)]              # → [range(0, 1)] * 4
     """
     yield "every query head is somewhere, once", """
@@ -74,5 +74,5 @@ def cases():
         list(attend_on_rank(*data(8, 2), 1.0, 4, 3).shape)          # → [3, 2, 8]
     """
     yield "what a rank keeps: no more KV heads than its queries use", """
-        [len(heads_of_rank(16, 8, world, 0)[1]) for world in (1, 2, 4, 8, 16)]          # → [8, 4, 2, 1, 1]
+        [len(heads_of_rank(16, 8, world, 0)[1]) for world in (1, 2, 4, 8, 16)]   # → [8, 4, 2, 1, 1]
     """
