@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paged import sampler
-from paged.sampler import choose, sample, uniform
-from paged.sampling import SamplingParams
+from paged.batch import newcomer
+from paged.sampler import draw, logprobs, penalize, uniform
+from paged.sampling import IN_PROMPT, PROMPT, SamplingParams
 
 
 @dataclass
@@ -21,6 +22,37 @@ class Request:
     seed: int = 0
     token_ids: list[int] = field(default_factory=lambda: [0])
     num_prompt_tokens: int = 1
+
+
+def columns(requests, vocab, device="cpu"):
+    """What `draw` is told of them: numbers, integers, places, history."""
+    people = [newcomer(row, request) for row, request in enumerate(requests)]
+    numbers = torch.tensor([new.numbers for new in people]).clamp(max=1e30)
+    integers = torch.tensor([[(n + 2**63) % 2**64 - 2**63 for n in new.integers] for new in people])
+    lengths = torch.tensor([len(request.token_ids) for request in requests])
+    history = torch.zeros(len(requests), vocab, dtype=torch.int16)
+    for row, new in enumerate(people):
+        for token, value in new.history.items():
+            history[row, token] = value
+    places = lengths - integers[:, PROMPT]
+    return [values.to(device) for values in (numbers, integers, places, history)]
+
+
+def choose(logits, requests):
+    """The tokens drawn [requests] from logits [requests, vocab]."""
+    return draw(logits, *columns(requests, logits.shape[-1], logits.device))
+
+
+def sample(logits, requests):
+    """The tokens drawn, and the log-probabilities of those that asked for them."""
+    tokens, found = choose(logits, requests), []
+    for row, request in enumerate(requests):
+        wanted = request.params.logprobs
+        found.append(None)
+        if wanted is not None:
+            ids, values = logprobs(logits[row:row + 1], tokens[row:row + 1], wanted)
+            found[-1] = dict(zip(ids[0].tolist(), values[0].tolist()))
+    return tokens.tolist(), found
 
 
 def frequencies(logits, points=2000, **params):
@@ -164,8 +196,9 @@ def test_large_vocabularies(spread, params):
     weights = logits.double().softmax(0)
     kept = torch.zeros(3000, dtype=torch.bool)
     kept[list(allowed(weights.tolist(), **params))] = True
-    head, ids = sampler._likeliest((logits - logits.max()).exp()[None], [SamplingParams(**params)])
-    found = torch.zeros(3000).scatter(0, ids[0], head[0])
+    ask = SamplingParams(**params)
+    found = sampler.keep_likeliest((logits - logits.max()).exp()[None], torch.tensor([ask.top_k]),
+                                   torch.tensor([ask.top_p]))[0]
     assert abs(int((found > 0).sum())
                - int(kept.sum())) <= 1  # a sum in float32 may end one token off
     assert int(((found > 0) != kept).sum()) <= 1
@@ -189,15 +222,15 @@ def test_greedy_rows_of_a_mixed_batch_are_argmax():
     assert tokens[1::2] != logits.argmax(-1).tolist()[1::2]
 
 
-def test_the_step_of_a_request_counts_its_own_tokens():
+def test_the_place_of_a_token_counts_what_was_generated():
     """A prompt's length does not matter, the number of generated tokens does."""
     logits = torch.zeros(1, 1000)
 
-    def draw(prompt, output):
+    def drawn(prompt, output):
         return sample(logits, [Request(SamplingParams(), 7, [0] * (prompt + output), prompt)])[0]
 
-    assert draw(3, 0) == draw(9, 0) and draw(3, 4) == draw(9, 4)
-    assert len({draw(3, output)[0] for output in range(20)}) > 15
+    assert drawn(3, 0) == drawn(9, 0) and drawn(3, 4) == drawn(9, 4)
+    assert len({drawn(3, output)[0] for output in range(20)}) > 15
 
 
 def test_repetition_penalty_is_that_of_transformers():
@@ -205,14 +238,19 @@ def test_repetition_penalty_is_that_of_transformers():
 
     logits, seen = torch.randn(1, 30, generator=torch.Generator().manual_seed(0)), [3, 3, 7, 12, 29]
     expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([seen]), logits.clone())
-    found = sampler._penalize(logits,
-                              [Request(SamplingParams(repetition_penalty=1.7), token_ids=seen)])
-    assert torch.equal(found, expected)
+    request = Request(SamplingParams(repetition_penalty=1.7), token_ids=seen)
+    numbers, _, _, history = columns([request], 30)
+    assert torch.equal(penalize(logits, numbers, history), expected)
 
 
-def test_rows_without_a_penalty_are_passed_on_as_they_are():
-    logits = torch.randn(2, 5)
-    assert sampler._penalize(logits, [Request(SamplingParams())] * 2) is logits
+def test_presence_and_frequency_look_at_the_output_alone():
+    """OpenAI's formula: logits − count × frequency − (count > 0) × presence."""
+    params = SamplingParams(presence_penalty=0.5, frequency_penalty=0.25)
+    numbers, _, _, history = columns(
+        [Request(params, token_ids=[1, 1, 2, 3, 3, 1], num_prompt_tokens=3)], 5)
+    assert history[0].tolist() == [0, IN_PROMPT + 1, IN_PROMPT, 2, 0]
+    found = penalize(torch.zeros(1, 5), numbers, history)[0]
+    assert found.tolist() == [0, -0.75, 0, -1.0, 0]
 
 
 def test_logprobs_are_the_models_own():
@@ -235,11 +273,11 @@ def test_more_logprobs_than_tokens():
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("params", [{"temperature": 0}, {}, {"top_p": 0.5}, {"logprobs": 1}])
-def test_broken_logits_are_an_error(bad, params):
+def test_broken_logits_fail_their_row_alone(bad, params):
     logits = torch.zeros(3, 8)
     logits[1, 5] = bad
-    with pytest.raises(ValueError, match="Row 1 of 3 rows of logits holds NaN or infinity"):
-        sample(logits, [Request(SamplingParams(**params))] * 3)
+    tokens = choose(logits, [Request(SamplingParams(**params))] * 3)
+    assert [token == -1 for token in tokens.tolist()] == [False, True, False]
 
 
 def test_tokens_at_minus_infinity_are_never_drawn():
@@ -248,8 +286,7 @@ def test_tokens_at_minus_infinity_are_never_drawn():
     for params in ({}, {"top_p": 0.9}, {"top_k": 5}, {"temperature": 100.0}):
         tokens, _ = sample(logits, [Request(SamplingParams(**params), seed) for seed in range(300)])
         assert set(tokens) == {2, 7}
-    with pytest.raises(ValueError, match="NaN or infinity"):
-        sample(torch.full((1, 10), -math.inf), [Request(SamplingParams())])
+    assert choose(torch.full((1, 10), -math.inf), [Request(SamplingParams())]).tolist() == [-1]
 
 
 @pytest.mark.gpu

@@ -2,8 +2,8 @@
 waiting for the CPU.
 
     weigh   every slice of every row: its largest logit, its smallest, its sum of weights
-    cut     rows with a filter: the logit down to which tokens stay, and the sums of what stays
-    draw    one random number a row picks a slice, and reads that slice again to pick the token
+    draw    a row with a filter: the level down to which tokens stay, and the sums of what stays;
+            then one random number picks a slice, and reads that slice again to pick the token
 
 A weight is exp((logit − largest) / temperature). top-k, top-p and min-p all keep a beginning of the
 tokens in falling order, so one number says what stays, the level; of the tokens exactly at it, the
@@ -108,8 +108,19 @@ def _weigh_kernel(logits_ptr, seats_ptr, floats_ptr, history_ptr, top_ptr, botto
 
 
 @triton.jit
+def _chunk(logits_ptr, floats_ptr, history_ptr, row, seat, start, vocab_size, LINES: tl.constexpr,
+           COLUMNS: tl.constexpr, PENALIZED: tl.constexpr):
+    """The logits of LINES × COLUMNS tokens; a thread holds whole columns, so that sums over lines
+    are its own."""
+    line = tl.arange(0, LINES)[:, None] * COLUMNS
+    return _logits(logits_ptr, floats_ptr, history_ptr, row, seat,
+                   start + line + tl.arange(0, COLUMNS)[None, :], vocab_size, PENALIZED)
+
+
+@triton.jit
 def _level(logits_ptr, floats_ptr, history_ptr, row, seat, vocab_size, low, best, sharpness, target,
-           COUNT: tl.constexpr, CHUNK: tl.constexpr, PENALIZED: tl.constexpr):
+           COUNT: tl.constexpr, LINES: tl.constexpr, COLUMNS: tl.constexpr,
+           PENALIZED: tl.constexpr):
     """The largest logit such that it and all above it hold at least `target` (the smallest from
     `low` up, if there is none): of tokens with COUNT, else of weight relative to the best."""
     high = best + tl.abs(best) * 1e-6 + 1e-30  # everything is below it
@@ -119,23 +130,23 @@ def _level(logits_ptr, floats_ptr, history_ptr, row, seat, vocab_size, low, best
         first = tl.maximum(low * 0.75 + high * 0.25, low)
         second = tl.maximum(low * 0.5 + high * 0.5, low)
         third = tl.maximum(low * 0.25 + high * 0.75, low)
-        sums_1 = tl.zeros([CHUNK], tl.float32)
-        sums_2 = tl.zeros([CHUNK], tl.float32)
-        sums_3 = tl.zeros([CHUNK], tl.float32)
-        least = tl.full([CHUNK], float("inf"), tl.float32)
-        most = tl.full([CHUNK], float("-inf"), tl.float32)
-        for start in tl.range(0, vocab_size, CHUNK, num_stages=3):
-            x = _logits(logits_ptr, floats_ptr, history_ptr, row, seat, start + tl.arange(0, CHUNK),
-                        vocab_size, PENALIZED)
-            mass = tl.full([CHUNK], 1.0, tl.float32)
+        sums_1 = tl.zeros([COLUMNS], tl.float32)
+        sums_2 = tl.zeros([COLUMNS], tl.float32)
+        sums_3 = tl.zeros([COLUMNS], tl.float32)
+        least = tl.full([COLUMNS], float("inf"), tl.float32)
+        most = tl.full([COLUMNS], float("-inf"), tl.float32)
+        for start in range(0, vocab_size, LINES * COLUMNS):
+            x = _chunk(logits_ptr, floats_ptr, history_ptr, row, seat, start, vocab_size, LINES,
+                       COLUMNS, PENALIZED)
+            mass = tl.full([LINES, COLUMNS], 1.0, tl.float32)
             if not COUNT:
                 mass = tl.exp2((x - best) * sharpness)
-            sums_1 += tl.where(x >= first, mass, 0.0)
-            sums_2 += tl.where(x >= second, mass, 0.0)
-            sums_3 += tl.where(x >= third, mass, 0.0)
+            sums_1 += tl.sum(tl.where(x >= first, mass, 0.0), 0)
+            sums_2 += tl.sum(tl.where(x >= second, mass, 0.0), 0)
+            sums_3 += tl.sum(tl.where(x >= third, mass, 0.0), 0)
             inside = (x >= low) & (x < high)
-            least = tl.minimum(least, tl.where(inside, x, float("inf")))
-            most = tl.maximum(most, tl.where(inside, x, float("-inf")))
+            least = tl.minimum(least, tl.min(tl.where(inside, x, float("inf")), 0))
+            most = tl.maximum(most, tl.max(tl.where(inside, x, float("-inf")), 0))
         smallest, largest = tl.min(least, 0), tl.max(most, 0)
         if tl.sum(sums_3, 0) >= target:
             low = third
@@ -153,108 +164,102 @@ def _level(logits_ptr, floats_ptr, history_ptr, row, seat, vocab_size, low, best
 
 @triton.jit
 def _above(logits_ptr, floats_ptr, history_ptr, row, seat, vocab_size, level, best, sharpness,
-           CHUNK: tl.constexpr, PENALIZED: tl.constexpr):
+           LINES: tl.constexpr, COLUMNS: tl.constexpr, PENALIZED: tl.constexpr):
     """How many tokens lie above a level, their weight, and how many lie at it."""
-    count = tl.zeros([CHUNK], tl.int32)
-    ties = tl.zeros([CHUNK], tl.int32)
-    weight = tl.zeros([CHUNK], tl.float32)
-    for start in tl.range(0, vocab_size, CHUNK, num_stages=3):
-        x = _logits(logits_ptr, floats_ptr, history_ptr, row, seat, start + tl.arange(0, CHUNK),
-                    vocab_size, PENALIZED)
-        count += (x > level).to(tl.int32)
-        ties += (x == level).to(tl.int32)
-        weight += tl.where(x > level, tl.exp2((x - best) * sharpness), 0.0)
+    count = tl.zeros([COLUMNS], tl.int32)
+    ties = tl.zeros([COLUMNS], tl.int32)
+    weight = tl.zeros([COLUMNS], tl.float32)
+    for start in range(0, vocab_size, LINES * COLUMNS):
+        x = _chunk(logits_ptr, floats_ptr, history_ptr, row, seat, start, vocab_size, LINES,
+                   COLUMNS, PENALIZED)
+        count += tl.sum((x > level).to(tl.int32), 0)
+        ties += tl.sum((x == level).to(tl.int32), 0)
+        weight += tl.sum(tl.where(x > level, tl.exp2((x - best) * sharpness), 0.0), 0)
     return tl.sum(count, 0), tl.sum(weight, 0), tl.sum(ties, 0)
 
 
 @triton.jit
-def _cut_row(logits_ptr, floats_ptr, history_ptr, row, seat, vocab_size, low, best, sharpness,
-             top_k, top_p, CHUNK: tl.constexpr, PENALIZED: tl.constexpr):
-    """The level of a row, and how many of the tokens at it stay."""
+def _cut(logits_ptr, floats_ptr, history_ptr, row, seat, vocab_size, low, best, sharpness, top_k,
+         top_p, LINES: tl.constexpr, COLUMNS: tl.constexpr, PENALIZED: tl.constexpr):
+    """The level of a row, and how many of the tokens at it stay, ANY for all."""
     level = low
+    stay, ties = tl.full([], ANY, tl.int32), 0
     if top_k > 0:
         level = _level(logits_ptr, floats_ptr, history_ptr, row, seat, vocab_size, low, best,
-                       sharpness, top_k.to(tl.float32), True, CHUNK, PENALIZED)
-    count, weight, ties = _above(logits_ptr, floats_ptr, history_ptr, row, seat, vocab_size, level,
-                                 best, sharpness, CHUNK, PENALIZED)
-    stay = ties
-    if top_k > 0:
-        stay = tl.minimum(ties, (top_k - count).to(tl.int32))
-    if top_p < 1:
-        # A share is reached when rounding alone keeps the sum from it.
-        total = weight + stay.to(tl.float32) * tl.exp2((level - best) * sharpness)
-        target = top_p * (1 - 1e-6) * total
-        lower = level
-        level = _level(logits_ptr, floats_ptr, history_ptr, row, seat, vocab_size, lower, best,
-                       sharpness, target, False, CHUNK, PENALIZED)
+                       sharpness, top_k.to(tl.float32), True, LINES, COLUMNS, PENALIZED)
+    if (top_k > 0) | (top_p < 1):
         count, weight, ties = _above(logits_ptr, floats_ptr, history_ptr, row, seat, vocab_size,
-                                     level, best, sharpness, CHUNK, PENALIZED)
-        missing = (target - weight) / tl.maximum(tl.exp2((level - best) * sharpness), 1e-38)
-        needed = tl.maximum(tl.ceil(tl.minimum(missing, 1e9)), 1.0).to(tl.int32)
-        stay = tl.minimum(needed, tl.where(level == lower, stay, ties))
+                                     level, best, sharpness, LINES, COLUMNS, PENALIZED)
+        stay = ties
+        if top_k > 0:
+            stay = tl.minimum(ties, (top_k - count).to(tl.int32))
+        if top_p < 1:
+            # A share is reached when rounding alone keeps the sum from it.
+            total = weight + stay.to(tl.float32) * tl.exp2((level - best) * sharpness)
+            target = top_p * (1 - 1e-6) * total
+            lower = level
+            level = _level(logits_ptr, floats_ptr, history_ptr, row, seat, vocab_size, lower, best,
+                           sharpness, target, False, LINES, COLUMNS, PENALIZED)
+            count, weight, ties = _above(logits_ptr, floats_ptr, history_ptr, row, seat, vocab_size,
+                                         level, best, sharpness, LINES, COLUMNS, PENALIZED)
+            missing = (target - weight) / tl.maximum(tl.exp2((level - best) * sharpness), 1e-38)
+            needed = tl.maximum(tl.ceil(tl.minimum(missing, 1e9)), 1.0).to(tl.int32)
+            stay = tl.minimum(needed, tl.where(level == lower, stay, ties))
+        stay = tl.where(stay == ties, ANY, stay)
     return level, stay
+
+
+@triton.jit
+def _stays(x, level, stay, ties_before, AXIS: tl.constexpr):
+    """Which tokens of a slice stay: those above the level, and the first `stay` at it."""
+    if stay == ANY:
+        keep = x >= level
+    else:
+        tie = (x == level).to(tl.int32)
+        keep = (x > level) | ((tie > 0) & (ties_before + tl.cumsum(tie, AXIS) <= stay))
+    return keep
 
 
 @triton.jit
 def _weigh_what_stays(logits_ptr, floats_ptr, history_ptr, top_ptr, weight_ptr, ties_ptr, row, seat,
                       vocab_size, level, stay, sharpness, SLICES: tl.constexpr, SLICE: tl.constexpr,
-                      PENALIZED: tl.constexpr):
+                      LINES: tl.constexpr, PENALIZED: tl.constexpr):
     """Replace the sums of the slices by those of the tokens that stay, and note in front of which
     slice how many tokens stand at the level."""
-    ties = 0
-    for slice in range(SLICES):
-        at = row * SLICES + slice
-        x = _logits(logits_ptr, floats_ptr, history_ptr, row, seat,
-                    slice * SLICE + tl.arange(0, SLICE), vocab_size, PENALIZED)
-        tl.store(ties_ptr + at, ties)
-        weight = tl.exp2((x - tl.maximum(tl.load(top_ptr + at), -3e38)) * sharpness)
-        tl.store(weight_ptr + at, tl.sum(tl.where(_stays(x, level, stay, ties), weight, 0.0), 0))
-        ties += tl.sum((x == level).to(tl.int32), 0)
+    before = 0
+    for first in range(0, SLICES, LINES):  # LINES slices at once
+        slice = first + tl.arange(0, LINES)
+        at, real = row * SLICES + slice, slice < SLICES
+        x = _chunk(logits_ptr, floats_ptr, history_ptr, row, seat, first * SLICE, vocab_size, LINES,
+                   SLICE, PENALIZED)
+        top = tl.load(top_ptr + at, mask=real, other=0.0)
+        ties = tl.sum((x == level).to(tl.int32), 1)
+        ties_before = before + tl.cumsum(ties, 0) - ties
+        weight = tl.exp2((x - tl.maximum(top, -3e38)[:, None]) * sharpness)
+        weight = tl.where(_stays(x, level, stay, ties_before[:, None], 1), weight, 0.0)
+        tl.store(weight_ptr + at, tl.sum(weight, 1), mask=real)
+        tl.store(ties_ptr + at, ties_before, mask=real)
+        before += tl.sum(ties, 0)
 
 
 @triton.jit
-def _stays(x, level, stay, ties_before):
-    """Which tokens of a slice stay: those above the level, and the first `stay` at it."""
-    tie = (x == level).to(tl.int32)
-    return (x > level) | ((tie > 0) & (ties_before + tl.cumsum(tie, 0) <= stay))
-
-
-@triton.jit
-def _cut_kernel(logits_ptr, seats_ptr, floats_ptr, integers_ptr, history_ptr, top_ptr, bottom_ptr,
-                weight_ptr, ties_ptr, level_ptr, stay_ptr, vocab_size, SLICES: tl.constexpr,
-                PADDED: tl.constexpr, SLICE: tl.constexpr, CHUNK: tl.constexpr,
-                EARLY: tl.constexpr):
-    start_early(EARLY)
-    row = tl.program_id(0)
-    seat = tl.load(seats_ptr + row)
-    top_k = tl.load(integers_ptr + seat * _INTEGERS + _TOP_K)
-    top_p = tl.load(floats_ptr + seat * _FLOATS + _TOP_P)
-    min_p = tl.load(floats_ptr + seat * _FLOATS + _MIN_P)
+def _cut_row(logits_ptr, floats_ptr, integers_ptr, history_ptr, top_ptr, bottom_ptr, weight_ptr,
+             ties_ptr, row, seat, vocab_size, best, sharpness, SLICES: tl.constexpr,
+             PADDED: tl.constexpr, SLICE: tl.constexpr, LINES: tl.constexpr, COLUMNS: tl.constexpr,
+             PENALIZED: tl.constexpr):
+    """Level and `stay` of a row with a filter, and what stays of its slices, in their place."""
     part = tl.arange(0, PADDED)
-    tops = tl.load(top_ptr + row * SLICES + part, mask=part < SLICES, other=float("-inf"))
-    best = tl.max(tops, 0)
-    broken = (tl.max((tops != tops).to(tl.int32), 0) > 0) | (tl.abs(best) == float("inf"))
-    filtered = (top_k > 0) & (top_k < vocab_size) | (top_p < 1) | (min_p > 0)
-    if broken | (filtered == 0) | (tl.load(floats_ptr + seat * _FLOATS + _TEMPERATURE) == 0):
-        tl.store(level_ptr + row, float("-inf"))
-        return
-    sharpness = _sharpness(floats_ptr, seat)
     low = tl.min(tl.load(bottom_ptr + row * SLICES + part, mask=part < SLICES, other=float("inf")),
                  0)
+    min_p = tl.load(floats_ptr + seat * _FLOATS + _MIN_P)
     if min_p > 0:
         low = tl.maximum(low, best + tl.log2(min_p) / sharpness)
-    if _penalized(floats_ptr, seat):
-        level, stay = _cut_row(logits_ptr, floats_ptr, history_ptr, row, seat, vocab_size, low,
-                               best, sharpness, top_k, top_p, CHUNK, True)
-        _weigh_what_stays(logits_ptr, floats_ptr, history_ptr, top_ptr, weight_ptr, ties_ptr, row,
-                          seat, vocab_size, level, stay, sharpness, SLICES, SLICE, True)
-    else:
-        level, stay = _cut_row(logits_ptr, floats_ptr, history_ptr, row, seat, vocab_size, low,
-                               best, sharpness, top_k, top_p, CHUNK, False)
-        _weigh_what_stays(logits_ptr, floats_ptr, history_ptr, top_ptr, weight_ptr, ties_ptr, row,
-                          seat, vocab_size, level, stay, sharpness, SLICES, SLICE, False)
-    tl.store(level_ptr + row, level)
-    tl.store(stay_ptr + row, stay)
+    level, stay = _cut(logits_ptr, floats_ptr, history_ptr, row, seat, vocab_size, low, best,
+                       sharpness, tl.load(integers_ptr + seat * _INTEGERS + _TOP_K),
+                       tl.load(floats_ptr + seat * _FLOATS + _TOP_P), LINES, COLUMNS, PENALIZED)
+    _weigh_what_stays(logits_ptr, floats_ptr, history_ptr, top_ptr, weight_ptr, ties_ptr, row, seat,
+                      vocab_size, level, stay, sharpness, SLICES, SLICE, LINES // 2, PENALIZED)
+    return level, stay
 
 
 @triton.jit
@@ -285,9 +290,10 @@ def _first_above(weight, threshold, place):
 
 @triton.jit
 def _draw_kernel(logits_ptr, seats_ptr, seq_lens_ptr, samples_ptr, floats_ptr, integers_ptr,
-                 history_ptr, top_ptr, index_ptr, weight_ptr, ties_ptr, level_ptr, stay_ptr,
-                 tokens_ptr, out_ptr, turn_ptr, vocab_size, out_width, SLICES: tl.constexpr,
-                 PADDED: tl.constexpr, SLICE: tl.constexpr, EARLY: tl.constexpr):
+                 history_ptr, top_ptr, bottom_ptr, index_ptr, weight_ptr, ties_ptr, tokens_ptr,
+                 out_ptr, turn_ptr, vocab_size, out_width, SLICES: tl.constexpr,
+                 PADDED: tl.constexpr, SLICE: tl.constexpr, LINES: tl.constexpr,
+                 COLUMNS: tl.constexpr, EARLY: tl.constexpr):
     start_early(EARLY)
     row = tl.program_id(0)
     seat = tl.load(seats_ptr + row)
@@ -303,6 +309,21 @@ def _draw_kernel(logits_ptr, seats_ptr, seq_lens_ptr, samples_ptr, floats_ptr, i
     chosen = tl.min(tl.where(tops == best, index, ANY), 0)
     if (temperature > 0) & (broken == 0):
         sharpness = _sharpness(floats_ptr, seat)
+        level, stay = tl.full([], float("-inf"), tl.float32), tl.full([], ANY, tl.int32)
+        top_k = tl.load(integers_ptr + seat * _INTEGERS + _TOP_K)
+        if ((top_k > 0) & (top_k < vocab_size)
+                | (tl.load(floats_ptr + seat * _FLOATS + _TOP_P) < 1)
+                | (tl.load(floats_ptr + seat * _FLOATS + _MIN_P) > 0)):
+            if penalized:
+                level, stay = _cut_row(logits_ptr, floats_ptr, integers_ptr, history_ptr, top_ptr,
+                                       bottom_ptr, weight_ptr, ties_ptr, row, seat, vocab_size,
+                                       best, sharpness, SLICES, PADDED, SLICE, LINES, COLUMNS, True)
+            else:
+                level, stay = _cut_row(logits_ptr, floats_ptr, integers_ptr, history_ptr, top_ptr,
+                                       bottom_ptr, weight_ptr, ties_ptr, row, seat, vocab_size,
+                                       best, sharpness, SLICES, PADDED, SLICE, LINES, COLUMNS,
+                                       False)
+            tl.debug_barrier()  # all threads of this program have stored their sums
         weights = tl.load(weight_ptr + at, mask=inside, other=0.0)
         weights = tl.where(inside & (tops > float("-inf")),
                            weights * tl.exp2((tops - best) * sharpness), 0.0)
@@ -319,11 +340,9 @@ def _draw_kernel(logits_ptr, seats_ptr, seq_lens_ptr, samples_ptr, floats_ptr, i
             logits = _logits(logits_ptr, floats_ptr, history_ptr, row, seat, token, vocab_size,
                              False)
         weight = tl.exp2((logits - best) * sharpness)
-        level = tl.load(level_ptr + row)
         if level > float("-inf"):
-            weight = tl.where(
-                _stays(logits, level, tl.load(stay_ptr + row),
-                       tl.load(ties_ptr + row * SLICES + slice)), weight, 0.0)
+            before = tl.load(ties_ptr + row * SLICES + slice)
+            weight = tl.where(_stays(logits, level, stay, before, 0), weight, 0.0)
         chosen = _first_above(weight, threshold, token)
     tl.store(out_ptr + tl.load(turn_ptr) * out_width + row, tl.where(broken, -1, chosen))
     if (tl.load(samples_ptr + row) > 0) & (broken == 0):  # else: in the middle of a prompt
@@ -349,21 +368,16 @@ def sample(logits: torch.Tensor, seats: torch.Tensor, seq_lens: torch.Tensor, sa
     num_rows, vocab_size = logits.shape
     slice_size = min(4096, max(16, triton.next_power_of_2(vocab_size)))
     slices = triton.cdiv(vocab_size, slice_size)
-    shape = {"SLICES": slices, "PADDED": triton.next_power_of_2(slices), "SLICE": slice_size}
     top, bottom, weight = torch.empty(3, num_rows, slices, dtype=torch.float32,
                                       device=logits.device)
     index, ties = torch.empty(2, num_rows, slices, dtype=torch.int32, device=logits.device)
-    level = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
-    stay = torch.empty(num_rows, dtype=torch.int32, device=logits.device)
     early = early_launch(logits.device)
     floats, integers, history = state.floats, state.integers, state.history
     _weigh_kernel[num_rows, slices](logits, seats, floats, history, top, bottom, index, weight,
                                     vocab_size, SLICE=slice_size, **early)
-    _cut_kernel[
-        num_rows,
-    ](logits, seats, floats, integers, history, top, bottom, weight, ties, level, stay, vocab_size,
-      CHUNK=min(8192, slice_size), num_warps=16, **shape, **early)
     _draw_kernel[
         num_rows,
-    ](logits, seats, seq_lens, samples, floats, integers, history, top, index, weight, ties, level,
-      stay, state.tokens, out, turn, vocab_size, out.shape[1], **shape, **early)
+    ](logits, seats, seq_lens, samples, floats, integers, history, top, bottom, index, weight, ties,
+      state.tokens, out, turn, vocab_size, out.shape[1], SLICES=slices,
+      PADDED=triton.next_power_of_2(slices), SLICE=slice_size, LINES=8, COLUMNS=min(
+          2048, slice_size), num_warps=16, **early)
