@@ -13,6 +13,7 @@ BENCHMARKS = {
     "prefix": "hit rate and cost of the prefix caches, without a model",
     "scheduler": "cost of scheduling and block logic, without a model",
     "workload": "tokens a second, end to end",
+    "products": "a layer's matrix products, ours against the library's, at many sizes",
     "peer": "decoding beside transformers' generate, in one run",
 }
 

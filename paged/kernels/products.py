@@ -14,8 +14,8 @@ of the norm is one factor a token, and a factor may as well be applied behind th
 needs all of x: every program that writes a part of x leaves the sum of its squares.
 
 A program owns a tile [OUTPUTS, TOKENS] of outputs: rows of the weight times tokens, so that a few
-    tokens are the
-narrow side of the matrix instruction. Where that makes too few programs to fill the card, SPLIT of
+tokens are the narrow side of the matrix instruction; the programs of a weight tile follow each
+other, so that the tile comes from memory once. Where that makes too few programs to fill the card, SPLIT of
 them share a tile, each a part of the width; the last to finish adds up, always in the same order.
 """
 
@@ -67,7 +67,7 @@ def _accumulate(x_ptr, weight_ptr, row, second_row, real, token, valid, partial_
                                 x.T, second, input_precision="ieee")
     whole = True
     if SPLIT > 1:
-        tile = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+        tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
         at = tl.arange(0, OUTPUTS)[:, None] * TOKENS + tl.arange(0, TOKENS)[None, :]
         SIZE: tl.constexpr = OUTPUTS * TOKENS
         parts = partial_ptr + tile * (SPLIT * (1 + PAIR) * SIZE) + at
@@ -104,8 +104,8 @@ def _product_kernel(x_ptr, weight_ptr, squares_ptr, residual_ptr, out_ptr, out_s
                     SILU: tl.constexpr, RESIDUAL: tl.constexpr, OUTPUTS: tl.constexpr,
                     TOKENS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
                     SPLIT: tl.constexpr, EARLY: tl.constexpr):
-    output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
+    output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     real, valid = output < NUM_OUTPUTS, token < num_tokens
     at = token[None, :] * NUM_OUTPUTS + output[:, None]
     inside = valid[None, :] & real[:, None]
@@ -127,7 +127,7 @@ def _product_kernel(x_ptr, weight_ptr, squares_ptr, residual_ptr, out_ptr, out_s
         if RESIDUAL:
             acc = (acc + residual).to(out_ptr.dtype.element_ty).to(tl.float32)
             squares = tl.sum(tl.where(inside, acc * acc, 0.0), 0)
-            tl.store(out_squares_ptr + token * tl.num_programs(0) + tl.program_id(0), squares,
+            tl.store(out_squares_ptr + token * tl.num_programs(1) + tl.program_id(1), squares,
                      mask=valid)
         tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=inside)
 
@@ -143,11 +143,11 @@ def _qkv_kernel(x_ptr, weight_ptr, squares_ptr, bias_ptr, positions_ptr, slots_p
                 EARLY: tl.constexpr):
     # A program owns one head, q 0 … | k 0 … | v 0 …: its first and second half, which rotary turns
     # together.
-    head = tl.program_id(0)
+    head = tl.program_id(1)
     half: tl.constexpr = HEAD_DIM // 2
     dim = tl.arange(0, HALF)
     real = dim < half
-    token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     valid = token < num_tokens
     start_early(EARLY)
     position = tl.maximum(tl.load(positions_ptr + token, mask=valid, other=0), 0)  # of padding: any
@@ -233,7 +233,7 @@ def _shared(kind: str, x: torch.Tensor, outputs: int, squares: torch.Tensor | No
         "num_stages": stages, **early_launch(x.device)
     }
     partial = torch.empty(size, dtype=torch.float32, device=x.device)
-    return (tiles, token_tiles, split), partial, counters(x.device), constants
+    return (token_tiles, tiles, split), partial, counters(x.device), constants
 
 
 def product(x: torch.Tensor, weight: torch.Tensor, eps: float = 0.0,
