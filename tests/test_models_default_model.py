@@ -180,9 +180,8 @@ def test_it_knows_the_capital_of_france():
     from paged.models.loader import load
 
     loaded = load("default")
-    assert loaded.num_weights == 272 and loaded.eos_token_ids == {
-        2
-    } and loaded.config.num_layers == 30
+    assert loaded.num_weights == 272 and loaded.config.num_layers == 30
+    assert loaded.eos_token_ids == {0, 2, 4}  # <|endoftext|>, <|im_end|>, <reponame>
     token_ids = loaded.tokenizer.chat(
         [{"role": "user", "content": "What is the capital of France?"}])
     start = len(token_ids)

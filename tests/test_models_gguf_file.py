@@ -10,17 +10,18 @@ import pytest
 import torch
 from small_models import TINY_LLAMA, TINY_MODELS, huggingface_model, logits_of
 
-from paged.models.decoder import rotary_frequencies
 from paged.models.loader import load
 from paged.models.loader.gguf_file import GGUFFile
+from paged.models.rotary import rotary_frequencies
 
 PROMPT = [3, 17, 92, 5, 41, 88]
 NAMES = {  # written out again, so that a slip in the reader's table shows
     "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
     "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm", "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down"
 }
 
 
@@ -116,7 +117,7 @@ def test_llama3_frequencies_come_as_a_tensor(tmp_path):
         "original_max_position_embeddings": 64
     }
     config = replace(TINY_LLAMA, rope_scaling=scaling)
-    divisors = rotary_frequencies(TINY_LLAMA) / rotary_frequencies(config)
+    divisors = rotary_frequencies(TINY_LLAMA)[0] / rotary_frequencies(config)[0]
     model = write(tmp_path / "model.gguf", config, extra={"rope_freqs.weight": divisors.numpy()})
     check_same(model, load(tmp_path / "model.gguf"))
 

@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from small_models import TINY_LLAMA, TINY_MODELS, TINY_QWEN2, huggingface_model, logits_of
 from tqdm import tqdm
 
-from paged.models.loader import load
+from paged.models.loader import load, use_device
+from paged.models.loader.device import choose_dtype
 
 PROMPT = [3, 17, 92, 5, 41, 88]
 
@@ -247,7 +248,7 @@ def test_a_device_that_is_not_here(saved, device, words):
         load(saved("llama")[0], device=device)
 
 
-@pytest.mark.parametrize("place", ["Decoder.pack", "_fill"])
+@pytest.mark.parametrize("place", ["Decoder.pack", "fill"])
 @pytest.mark.parametrize("error", [
     torch.OutOfMemoryError("CUDA out of memory."),
     MemoryError(),
@@ -269,7 +270,7 @@ def test_weights_without_room_are_a_sentence(saved, monkeypatch, place, error):
 
 
 def test_a_bar_shows_what_loads_slowly(saved, monkeypatch, capsys):
-    monkeypatch.setattr("paged.models.loader.tqdm",
+    monkeypatch.setattr("paged.models.loader.weights.tqdm",
                         lambda *args, **kwargs: tqdm(*args, **kwargs | {"delay": 0}))
     load(saved("llama")[0])
     assert "Loading weights: 100%" in capsys.readouterr().err
@@ -304,3 +305,80 @@ def test_quantized_weights_are_not_taken_for_plain_ones(broken, dtype):
 def test_an_end_of_sequence_id_that_is_no_id(broken):
     (broken / "generation_config.json").write_text('{"eos_token_id": "<eos>"}')
     assert "'<eos>'" in refused(broken)
+
+
+@pytest.mark.parametrize("values, expected", [
+    ({}, {}),
+    ({"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.1
+      }, {"temperature": 0.7, "top_p": 0.8, "top_k": 20}),
+    ({"temperature": 0, "top_p": 1, "top_k": 0}, {"temperature": 0, "top_p": 1, "top_k": 0}),
+    ({"temperature": None, "top_k": 5}, {"top_k": 5}),
+    ({"do_sample": False, "temperature": 0.7}, {}),
+])
+def test_what_the_author_samples_with(broken, values, expected):
+    (broken / "generation_config.json").write_text(json.dumps(values))
+    assert load(broken).generation_defaults == expected
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"temperature": -1}, {"temperature": "0.7"}, {"temperature": float("nan")}, {"top_p": 0},
+     {"top_p": 1.5}, {"top_p": True}, {"top_k": 2.5}, {"top_k": -1}, {"top_k": [1]}])
+def test_sampling_defaults_that_cannot_be(broken, values):
+    (broken / "generation_config.json").write_text(json.dumps(values))
+    (name, value), = values.items()
+    assert f"sets {name} to {value!r}: it must be" in refused(broken)
+
+
+def test_a_dtype_that_is_no_name(broken):
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps(config | {"dtype": {"default": "float32"}}))
+    assert "must be the name of one" in refused(broken)
+
+
+@pytest.mark.parametrize("device", ["cpu:0", torch.device("cpu"), "auto"])
+def test_devices_by_other_names(saved, device):
+    decoder = load(saved("llama")[0], device=device).decoder
+    gpu = device == "auto" and torch.cuda.is_available()
+    assert decoder.embedding.device.type == ("cuda" if gpu else "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", "auto"])
+def test_a_gpu_by_its_names(saved, device):
+    found = use_device(device)
+    assert found.type == "cuda" and torch.cuda.current_device() == (found.index or 0)
+    assert load(saved("llama")[0], device=device).decoder.embedding.device.type == "cuda"
+
+
+def test_a_gpu_with_a_number_becomes_the_current_one(monkeypatch):
+    """Kernels, graphs and events go to the current device."""
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    assert use_device("cuda:1") == torch.device("cuda:1") and chosen == [torch.device("cuda:1")]
+    assert use_device("cuda") == use_device("auto") == torch.device("cuda") and len(chosen) == 1
+    with pytest.raises(ValueError, match="last GPU that PyTorch sees is 'cuda:1'"):
+        use_device("cuda:2")
+
+
+@pytest.mark.parametrize("wanted, device, stored, expected", [
+    ("auto", "cpu", "float16", torch.float32),
+    ("auto", "cuda", "float16", torch.float16),
+    ("auto", "cuda", None, torch.bfloat16),
+    ("float16", "cuda", "bfloat16", torch.float16),
+    (torch.bfloat16, "cpu", None, torch.bfloat16),
+])
+def test_the_dtype_that_is_chosen(wanted, device, stored, expected):
+    assert choose_dtype(wanted, torch.device(device), stored) == expected
+
+
+def test_a_stored_dtype_that_is_not_supported():
+    with pytest.raises(ValueError, match="'float8_e4m3fn' is not supported"):
+        choose_dtype("auto", torch.device("cuda"), "float8_e4m3fn")
+
+
+def test_upper_case_endings(tmp_path):
+    (tmp_path / "MODEL.GGUF").write_bytes(b"nothing")
+    assert "not a whole GGUF file" in refused(tmp_path / "MODEL.GGUF")
