@@ -175,6 +175,7 @@ def test_gguf_metadata():
 
 @pytest.mark.parametrize("change, names, said", [
     ({"general.architecture": "gemma"}, set(), "'gemma' is not supported"),
+    ({"general.type": "adapter"}, set(), "'adapter'"),
     ({"llama.expert_count": 8}, set(), "expert_count to 8"),
     ({"llama.rope.scaling.type": "longrope", "llama.rope.scaling.factor": 4.0
       }, set(), "'longrope' is not supported"),

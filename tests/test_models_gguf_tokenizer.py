@@ -173,6 +173,9 @@ def test_a_token_outside_the_byte_alphabet_is_its_own_text():
     ({"eos_token_id": "</s>"}, "eos_token_id to '</s>'"),
     ({"precompiled_charsmap": [1]}, "precompiled_charsmap"),
     ({"suppress_tokens": [5]}, "suppress_tokens"),
+    ({"add_bos_token": "false"}, "add_bos_token to 'false'"),
+    ({"add_eos_token": 1}, "add_eos_token to 1"),
+    ({"add_space_prefix": "false"}, "add_space_prefix to 'false'"),
 ])
 def test_damaged_tokenizers(change, said):
     with pytest.raises(ValueError, match=said):
@@ -196,6 +199,13 @@ def test_words_of_mistral_are_those_of_its_tokenizer(text):
     assert ours.pre_tokenize_str(text) == split.pre_tokenize_str(text)
 
 
+@pytest.mark.parametrize("words", ["qwen2", "deepseek-r1-qwen"])
+def test_digits_are_words_of_qwen(words):
+    ours = bpe(words)._backend.pre_tokenizer
+    assert [word
+            for word, _ in ours.pre_tokenize_str("a  1 23")] == ["a", "Ġ", "Ġ", "1", "Ġ", "2", "3"]
+
+
 def test_named_chat_templates():
     found = fields() | {
         "tokenizer.chat_template": "D", "tokenizer.chat_template.tool_use": "T",
@@ -211,3 +221,8 @@ def test_characters_without_a_piece_are_spelled_in_bytes():
     assert [TOKENS[index]
             for index in ids] == ["▁", "<0xD0>", "<0xB6>", "é", "<0xE6>", "<0xBC>", "<0xA2>"]
     assert ours.decode(ids) == " жé漢"
+
+
+def test_a_template_that_is_no_text():
+    with pytest.raises(ValueError, match="chat template 'default' .* is 5"):
+        tokenizer_in(fields() | {"tokenizer.chat_template": 5})

@@ -330,6 +330,11 @@ def test_sampling_defaults_that_cannot_be(broken, values):
     assert f"sets {name} to {value!r}: it must be" in refused(broken)
 
 
+def test_a_switch_that_is_a_text(broken):
+    (broken / "generation_config.json").write_text(json.dumps({"do_sample": "false"}))
+    assert "do_sample to 'false': it must be true or false" in refused(broken)
+
+
 def test_a_dtype_that_is_no_name(broken):
     config = json.loads((broken / "config.json").read_text())
     (broken / "config.json").write_text(json.dumps(config | {"dtype": {"default": "float32"}}))

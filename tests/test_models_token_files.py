@@ -147,6 +147,7 @@ def test_any_mixture_of_files(tmp_path_factory, in_decoder, in_file, listed, eos
     ({"tokenizer_config": {"eos_token": 5}}, "A token of .* is 5"),
     ({"tokenizer_config": {"eos_token": token("<a>", lstrip="no")}}, "'lstrip': 'no'"),
     ({"tokenizer_config": {"additional_special_tokens": "<a>"}}, "must be a list"),
+    ({"tokenizer_config": {"split_special_tokens": "false"}}, "must be true or false"),
     ({"tokenizer_config": {"chat_template": 5}}, "chat_template of"),
     ({"tokenizer_config": {"chat_template": [{"name": "default"}]}}, "chat_template of"),
     ({"tokenizer_config": {"chat_template": []}}, "chat_template of"),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paged.models.config import ModelConfig
-from paged.models.loader.configs import from_huggingface
+from paged.models.loader.configs import boolean, from_huggingface
 from paged.models.loader.ends import ends_by_text, turn_end
 from paged.models.loader.gguf_config import from_gguf
 from paged.models.loader.json_file import read_json
@@ -82,7 +82,7 @@ def open_gguf(path: Path) -> Checkpoint:
 def generation_defaults(values: dict[str, Any], source: Path) -> dict[str, Any]:
     """temperature, top_p and top_k of a generation config, those that it sets; none where it says
     that the model does not sample. Raises ValueError, naming the file, for what they cannot be."""
-    if values.get("do_sample") is False:
+    if values.get("do_sample") is not None and not boolean(values, "do_sample"):
         return {}
     found = {
         name: values[name]

@@ -40,6 +40,10 @@ def from_gguf(fields: dict[str, Any], tensor_names: set[str]) -> ModelConfig:
     architecture = fields.get("general.architecture")
     if architecture not in ARCHITECTURES or architecture == "mistral":  # Mistral's are llama files
         raise ValueError(f"The GGUF architecture {architecture!r} is not supported; {SUPPORTED}.")
+    kind = fields.get("general.type", "model")
+    if kind != "model":
+        raise ValueError(f"The GGUF file holds a part of another kind ({kind!r}) and no model: "
+                         "name the file of the model itself.")
     own = {
         key.removeprefix(architecture + "."): value
         for key, value in fields.items() if key.startswith(architecture + ".")

@@ -117,12 +117,11 @@ def _sentencepiece(fields: dict[str, Any], tokens: list[str], types: list[int],
     backend = tokenizers.Tokenizer(
         models.BPE(vocab=vocab, merges=[merge[2:] for merge in merges], unk_token=unknown,
                    fuse_unk=True, byte_fallback=True))
-    prefix = fields.get("tokenizer.ggml.add_space_prefix", True)
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE)] * bool(prefix)
+    prefix = _switch(fields, "add_space_prefix", True)
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE)] * prefix
                                               + [normalizers.Replace(" ", SPACE)])
     steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    backend.decoder = decoders.Sequence(steps
-                                        + [decoders.Strip(content=" ", left=1)] * bool(prefix))
+    backend.decoder = decoders.Sequence(steps + [decoders.Strip(content=" ", left=1)] * prefix)
     return backend
 
 
@@ -133,6 +132,14 @@ def _one_each(fields: dict[str, Any], name: str, default: Any) -> Any:
         raise ValueError(f"The GGUF file's tokenizer has {len(tokens)} tokens and another number "
                          f"of {name}: download it again.")
     return values
+
+
+def _switch(fields: dict[str, Any], name: str, default: bool) -> bool:
+    value = fields.get(f"tokenizer.ggml.{name}", default)
+    if not isinstance(value, bool):
+        raise ValueError(f"The GGUF file sets tokenizer.ggml.{name} to {value!r}: it must be true "
+                         "or false.")
+    return value
 
 
 def _named_ids(fields: dict[str, Any], defaults: dict[str, int]) -> dict[str, int]:
@@ -155,8 +162,8 @@ def _add_ends(backend: tokenizers.Tokenizer, fields: dict[str, Any], named: dict
               begins: bool) -> None:
     """Put the tokens around a text that the file asks for, and that it names."""
     wanted = {
-        "bos_token": fields.get("tokenizer.ggml.add_bos_token", begins), "eos_token": fields.get(
-            "tokenizer.ggml.add_eos_token", False)
+        "bos_token": _switch(fields, "add_bos_token", begins), "eos_token": _switch(
+            fields, "add_eos_token", False)
     }
     ends = {name: named[name] for name, asked in wanted.items() if asked and name in named}
     if ends:
@@ -171,7 +178,12 @@ def _templates(fields: dict[str, Any]) -> dict[str, str]:
     """Chat templates by name."""
     key = "tokenizer.chat_template"
     found = {"default": fields[key]} if key in fields else {}
-    return found | {
+    found |= {
         name.removeprefix(key + "."): value
         for name, value in fields.items() if name.startswith(key + ".")
     }
+    for name, template in found.items():
+        if not isinstance(template, str):
+            raise ValueError(f"The chat template {name!r} of the GGUF file is {template!r}: it "
+                             "must be a text.")
+    return found

@@ -15,6 +15,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
+from paged.models.loader.configs import boolean
 from paged.models.loader.json_file import read_json
 from paged.models.loader.tokenizer import Tokenizer
 
@@ -31,7 +32,7 @@ def tokenizer_of(directory: Path) -> Tokenizer | None:
         backend = _read(directory / "tokenizer.json")
         _add_tokens(backend, config, directory)
         named = {name: token.content for name, token in _named(config, directory).items()}
-        if config.get("split_special_tokens"):
+        if boolean(config, "split_special_tokens"):
             backend.encode_special_tokens = True
     elif any((directory / name).is_file() for name in ("tokenizer.model", "vocab.json")):
         backend, named = _converted(directory)
