@@ -73,6 +73,7 @@ def test_what_a_config_may_leave_out():
     ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": 1}}, "truncate .* is 1"),
     ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": "32"}}, "beta_fast .*'32'"),
     ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "rope_theta": 0.5}, "above 1"),
+    ({"rope_scaling": {"rope_type": "linear", "factor": 1e308}}, "more than 2147483648"),
     ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "factor .* is 0"),
     ({"rope_scaling": {"rope_type": "linear", "factor": True}}, "factor .* is True"),
     ({"rope_scaling": {"rope_type": "dynamic", "factor": float("inf")}}, "factor .* is inf"),

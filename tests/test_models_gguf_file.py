@@ -39,10 +39,10 @@ def interleave(weight, heads):
     return halves.swapaxes(1, 2).reshape(weight.shape)
 
 
-def write(path, config, quantization=None, fields=(), leave_out=(), extra=None, model=None):
+def write(path, config, quantization=None, fields=(), leave_out=(), extra=None, scores=None):
     """Write a GGUF file of a random model, and return the model, with the values that the file can
     hold."""
-    model = model or huggingface_model(config)
+    model = huggingface_model(config)
     llama = config.architecture in ("llama", "mistral")  # one architecture in such files
     writer = gguf.GGUFWriter(path, "llama" if llama else config.architecture)
     writer.add_context_length(config.max_position_embeddings)
@@ -54,8 +54,12 @@ def write(path, config, quantization=None, fields=(), leave_out=(), extra=None, 
     writer.add_key_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_theta)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
+    if scores is None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("smollm")
+    else:
+        writer.add_tokenizer_model("llama")
+        writer.add_token_scores(scores)
     tokens = ["<|end|>", "<|turn|>", "Hi", *map(chr, range(33, 127))]
     tokens += [f"t{i}" for i in range(config.vocab_size - len(tokens))]
     writer.add_token_list(tokens)
@@ -182,6 +186,18 @@ def test_what_the_author_samples_with(tmp_path):
 def test_tensors_of_other_names(name, tmp_path):
     write(tmp_path / "model.gguf", TINY_LLAMA, extra={name: np.zeros(6, np.float32)})
     assert f"1 tensors too many for a llama model ({name})" in refused(tmp_path / "model.gguf")
+
+
+def test_a_sentencepiece_tokenizer(tmp_path):
+    scores = [-float(i) for i in range(TINY_LLAMA.vocab_size)]
+    model = write(
+        tmp_path / "model.gguf", TINY_LLAMA, scores=scores,
+        fields=[("tokenizer.ggml.bos_token_id", (1, INT)),
+                ("tokenizer.ggml.add_space_prefix", (False, gguf.GGUFValueType.BOOL))])
+    loaded = load(tmp_path / "model.gguf")
+    assert loaded.tokenizer.encode("Hi!Hi") == [1, 2, 3, 2]
+    assert loaded.tokenizer.decode([1, 2, 3, 2]) == "Hi!Hi" and loaded.eos_token_ids == {0}
+    check_same(model, loaded)
 
 
 def test_an_upper_case_ending(tmp_path):

@@ -3,17 +3,22 @@ weight arrives and none is left over; and whatever is wrong with a checkpoint is
 sentence."""
 
 import json
+from pathlib import Path
 
 import huggingface_hub
 import pytest
 import torch
 from huggingface_hub import errors
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from small_models import TINY_LLAMA, TINY_MODELS, TINY_QWEN2, huggingface_model, logits_of
 from tqdm import tqdm
 
 from paged.models.loader import load, use_device
+from paged.models.loader.checkpoint import generation_defaults, open_directory
 from paged.models.loader.device import choose_dtype
+from paged.sampling import SamplingParams
 
 PROMPT = [3, 17, 92, 5, 41, 88]
 
@@ -156,9 +161,10 @@ def test_a_config_that_is_not_json(broken):
     assert "not valid JSON" in refused(broken)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["no-such-model", "./no/such/directory", "/no/such/directory", "no/such/model.gguf", ""])
+@pytest.mark.parametrize("name", [
+    "no-such-model", "./no/such/directory", "/no/such/directory", "no/such/model.gguf",
+    "owner/model.GGUF", ""
+])
 def test_a_name_that_is_nothing(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sentence = refused(name, FileNotFoundError)
@@ -190,12 +196,21 @@ def test_a_hub_id_is_downloaded_and_read(saved, monkeypatch):
     asked = []
 
     def download(name, **options):
-        asked.append(name)
+        asked.append((name, options))
         return str(saved("llama")[0])
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert load("some-owner/some-model").config == TINY_LLAMA
-    assert asked == ["some-owner/some-model"]
+    (name, options), = asked
+    assert name == "some-owner/some-model"
+    files = {
+        "config.json": True, "model-00001-of-00002.safetensors": True, "tokenizer.model": True,
+        "chat_template.jinja": True, "additional_chat_templates/tool_use.jinja": True,
+        "merges.txt": True, "onnx/model.safetensors": False, "original/params.json": False,
+        "consolidated.safetensors": False, "adapter_model.safetensors": False, "a.bin": False
+    }
+    chosen = huggingface_hub.utils.filter_repo_objects(files, **options)
+    assert list(chosen) == [name for name, wanted in files.items() if wanted]
 
 
 @pytest.mark.parametrize("config, generation, expected", [
@@ -328,6 +343,43 @@ def test_sampling_defaults_that_cannot_be(broken, values):
     (broken / "generation_config.json").write_text(json.dumps(values))
     (name, value), = values.items()
     assert f"sets {name} to {value!r}: it must be" in refused(broken)
+
+
+VALUES = (st.none() | st.booleans() | st.integers(-3, 300) | st.text(max_size=3)
+          | st.floats(width=32, allow_subnormal=False) | st.lists(st.integers(0, 3), max_size=2))
+
+
+@given(st.dictionaries(st.sampled_from(["temperature", "top_p", "top_k", "do_sample", "n"]),
+                       VALUES))
+def test_any_sampling_defaults_are_refused_or_can_be_sampled_with(values):
+    source = Path("generation_config.json")
+    try:
+        found = generation_defaults(values, source)
+    except ValueError as error:
+        assert str(source) in str(error) or "true or false" in str(error)
+    else:
+        SamplingParams(**found)
+        assert found == {} or found == {
+            name: values[name]
+            for name in ("temperature", "top_p", "top_k") if values.get(name) is not None
+        }
+
+
+@given(eos=st.none() | st.integers(0, 210) | st.lists(st.integers(0, 210), max_size=3),
+       config_eos=st.none() | st.integers(0, 210))
+def test_any_ends_are_those_of_transformers(saved, tmp_path_factory, eos, config_eos):
+    """Those of the generation config, and where it names none, those of the config."""
+    from transformers import GenerationConfig
+
+    directory = tmp_path_factory.mktemp("ends")
+    (directory / "model.safetensors").symlink_to(saved("llama")[0] / "model.safetensors")
+    config = json.loads((saved("llama")[0] / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"eos_token_id": config_eos}))
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    theirs = GenerationConfig.from_pretrained(directory).eos_token_id
+    theirs = config_eos if theirs is None else theirs
+    expected = set(theirs) if isinstance(theirs, list) else {theirs} - {None}
+    assert open_directory(directory).eos_token_ids == expected
 
 
 def test_a_switch_that_is_a_text(broken):

@@ -41,6 +41,7 @@ SCALINGS = {
     "yarn, its factor given": {**YARN, "attention_factor": 1.3},
     "yarn, mscale": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.2},
     "yarn, mscale alone": {**YARN, "mscale": 0.7},
+    "yarn, zeros": {**YARN, "mscale": 0.7, "mscale_all_dim": 0, "beta_fast": 0},
     "yarn, no original": {"rope_type": "yarn", "factor": 4.0},
 }
 KINDS = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral"}

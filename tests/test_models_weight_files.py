@@ -3,10 +3,11 @@ the only file; stale copies, adapters and paths out of the directory are no part
 an output layer of its own in the file is settled as transformers settles it."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from small_models import TINY_LLAMA, TINY_QWEN2, huggingface_model, logits_of
@@ -180,6 +181,34 @@ def test_tied_in_the_config_and_an_output_layer_in_the_file(tmp_path, head, shar
     loaded = load(tmp_path)
     assert loaded.config.tie_word_embeddings == (head == "equal")
     torch.testing.assert_close(logits_of(loaded.decoder, PROMPT), expected, atol=1e-4, rtol=0)
+
+
+@given(tied=st.booleans(), head=st.sampled_from(["absent", *HEADS]), embedding=st.booleans(),
+       half=st.booleans())
+@settings(max_examples=30)
+def test_any_output_layer(tmp_path_factory, tied, head, embedding, half):
+    """As in transformers, but that what it would fill with random numbers is refused."""
+    import transformers
+
+    directory = tmp_path_factory.mktemp("head")
+    model = huggingface_model(replace(TINY_QWEN2, tie_word_embeddings=tied))
+    (model.bfloat16() if half else model).save_pretrained(directory)
+    tensors = load_file(directory / "model.safetensors")
+    tensors.pop("lm_head.weight", None)
+    if head != "absent":
+        tensors["lm_head.weight"] = HEADS[head](tensors["model.embed_tokens.weight"])
+    if not embedding:
+        del tensors["model.embed_tokens.weight"]
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    theirs, report = transformers.AutoModelForCausalLM.from_pretrained(
+        directory, dtype="float32", output_loading_info=True)
+    if report["missing_keys"]:
+        assert "lacks" in refused(directory)
+        return
+    with torch.no_grad():
+        expected = theirs.eval()(torch.tensor([PROMPT])).logits[0]
+    torch.testing.assert_close(logits_of(load(directory).decoder, PROMPT), expected, atol=1e-4,
+                               rtol=0)
 
 
 def test_an_output_layer_of_another_dtype_and_the_same_numbers(tmp_path):

@@ -17,6 +17,8 @@ TYPES = {  # the numbers that each needs beside the base, and those that it may 
                            "mscale_all_dim")),
     "longrope": ((), ("factor", "attention_factor")),
 }
+ABSENT_AT_0 = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")  # as transformers has it
+MOST_POSITIONS = 2**31
 WITH_ORIGINAL = ("llama3", "yarn", "longrope")  # of a length that they were trained for
 DIVISORS = ("short_factor", "long_factor")  # longrope's, one number a pair
 # Keys that may stand beside the numbers of another type, where transformers passes over them too;
@@ -60,7 +62,8 @@ def read_scaling(rope: dict[str, Any], theta: Any, max_positions: int,
             f"The rope type {kind!r} needs {', '.join(missing)}, which the config lacks.")
     scaling: dict[str, Any] = {"rope_type": kind}
     for name in (*needed, *optional):
-        if name not in DIVISORS and rope.get(name) is not None:
+        absent = rope.get(name) is None or name in ABSENT_AT_0 and rope[name] == 0
+        if name not in DIVISORS and not absent:
             scaling[name] = positive_number(f"The {name} of the rope type {kind!r}", rope[name])
     if kind in WITH_ORIGINAL or kind == "dynamic":
         original = rope.get("original_max_position_embeddings") if kind != "dynamic" else None
@@ -111,7 +114,11 @@ def covered_positions(scaling: dict[str, Any] | None, max_positions: int) -> int
     if scaling is None or scaling["rope_type"] not in ("linear", "yarn"):
         return max_positions
     original = scaling.get("original_max_position_embeddings", max_positions)
-    return max(max_positions, int(scaling["factor"] * original))
+    covered = scaling["factor"] * original
+    if covered > MOST_POSITIONS:
+        raise ValueError(f"A factor of {scaling['factor']} on {original} positions makes more than "
+                         f"{MOST_POSITIONS}: the config is damaged.")
+    return max(max_positions, int(covered))
 
 
 def longest_positions(scaling: dict[str, Any] | None, max_positions: int) -> int:
