@@ -18,15 +18,14 @@ from paged.models.loader.chat_template import render
 from paged.models.loader.token_files import tokenizer_of
 
 SPECIAL = [
-    "<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|head|>", "<|end_head|>", "<|eot_id|>",
-    "[INST]", "[/INST]", "<｜User｜>", "<｜Assistant｜>", "<start_of_turn>", "<end_of_turn>"
+    "<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|head|>", "<|end_head|>", "<|eot_id|>", "[INST]",
+    "[/INST]", "<｜User｜>", "<｜Assistant｜>", "<start_of_turn>", "<end_of_turn>"
 ]
 TEXTS = ["hello world, how are you", "I am small.", "é 🙂 日本", "12 34  two  spaces\n\nline"]
 TOOLS = [{
     "type": "function", "function": {
-        "name": "look_up", "description": "Finds <é> things", "parameters": {
-            "type": "object", "properties": {"what": {"type": "string"}}
-        }
+        "name": "look_up", "description": "Finds <é> things",
+        "parameters": {"type": "object", "properties": {"what": {"type": "string"}}}
     }
 }]
 CALL = {"type": "function", "function": {"name": "look_up", "arguments": {"what": "é \"x\""}}}
@@ -36,9 +35,9 @@ def byte_level():
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    return backend, trainers.BpeTrainer(vocab_size=400, show_progress=False, special_tokens=[
-        "<s>", "</s>"
-    ], initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    return backend, trainers.BpeTrainer(vocab_size=400, show_progress=False,
+                                        special_tokens=["<s>", "</s>"],
+                                        initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
 
 
 def metaspace(scheme):
@@ -47,10 +46,12 @@ def metaspace(scheme):
     backend = Backend(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
     backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    return backend, trainers.BpeTrainer(vocab_size=500, show_progress=False, special_tokens=[
-        "<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))
-    ])
+        [decoders.Replace("▁", " "),
+         decoders.ByteFallback(),
+         decoders.Fuse()])
+    return backend, trainers.BpeTrainer(
+        vocab_size=500, show_progress=False,
+        special_tokens=["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))])
 
 
 def unigram():
@@ -88,13 +89,14 @@ def made(tmp_path_factory):
                 AddedToken(token, special=True, normalized=False, **dict.fromkeys(flags, True))
                 for token in SPECIAL[2:]
             ])
-            backend.add_tokens([AddedToken(token, normalized=False)
-                                for token in ("<think>", "</think>")])
+            backend.add_tokens(
+                [AddedToken(token, normalized=False) for token in ("<think>", "</think>")])
             backend.save(str(directory / "tokenizer.json"))
-            (directory / "tokenizer_config.json").write_text(json.dumps({
-                "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>",
-                "eos_token": "</s>", "chat_template": TEMPLATES.get(template, template)
-            }))
+            (directory / "tokenizer_config.json").write_text(
+                json.dumps({
+                    "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>",
+                    "eos_token": "</s>", "chat_template": TEMPLATES.get(template, template)
+                }))
             known[key] = tokenizer_of(directory), AutoTokenizer.from_pretrained(directory)
         return known[key]
 
@@ -132,19 +134,32 @@ def assistant(content="I am small.", **more):
 
 SYSTEM = {"role": "system", "content": "  Be brief.\n"}
 CONVERSATIONS = {
-    "one": [user()], "system": [SYSTEM, user()], "two turns": [user(), assistant(), user("no ")],
-    "system and turns": [SYSTEM, user(" a"), assistant(" b "), user("stop"), assistant("c")],
-    "thought": [user(), assistant("<think>\nhm\n</think>\n\nyes"), user("é🙂")],
-    "reasoning": [user(), assistant("yes", reasoning_content="hm"), user()],
-    "calls": [user(), {"role": "assistant", "content": "", "tool_calls": [CALL]},
-              {"role": "tool", "content": "found"}, {"role": "tool", "content": "found <b>"}],
-    "call without content": [user(), {"role": "assistant", "content": None, "tool_calls": [CALL]},
-                             {"role": "tool", "content": "found"}],
+    "one": [user()],
+    "system": [SYSTEM, user()],
+    "two turns": [user(), assistant(), user("no ")],
+    "system and turns": [SYSTEM, user(" a"),
+                         assistant(" b "),
+                         user("stop"),
+                         assistant("c")],
+    "thought": [user(), assistant("<think>\nhm\n</think>\n\nyes"),
+                user("é🙂")],
+    "reasoning": [user(), assistant("yes", reasoning_content="hm"),
+                  user()],
+    "calls": [
+        user(), {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        {"role": "tool", "content": "found"}, {"role": "tool", "content": "found <b>"}
+    ],
+    "call without content": [
+        user(), {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "content": "found"}
+    ],
     "ends with an answer": [user(), assistant("  half a sentence ")],
-    "roles do not alternate": [user(), user()], "only a system": [SYSTEM],
+    "roles do not alternate": [user(), user()],
+    "only a system": [SYSTEM],
 }
 OPTIONS = {
-    "prompt": {"add_generation_prompt": True}, "no prompt": {"add_generation_prompt": False},
+    "prompt": {"add_generation_prompt": True},
+    "no prompt": {"add_generation_prompt": False},
     "tools": {"add_generation_prompt": True, "tools": TOOLS},
     "documents": {"add_generation_prompt": True, "documents": [{"title": "a", "text": "b"}]},
     "no tools": {"add_generation_prompt": True, "tools": []},
@@ -154,15 +169,17 @@ OPTIONS = {
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_text_and_ids_are_those_of_transformers(made, template):
     ours, theirs = made(template=template)
-    rendered = [check(ours, theirs, messages, **options) for messages in CONVERSATIONS.values()
-                for options in OPTIONS.values()]
+    rendered = [
+        check(ours, theirs, messages, **options) for messages in CONVERSATIONS.values()
+        for options in OPTIONS.values()
+    ]
     assert sum(rendered) > 10
 
 
-@pytest.mark.parametrize("kwargs", [
-    {"enable_thinking": False}, {"enable_thinking": True}, {"date_string": "2 Feb"},
-    {"flavour": "sour"}, {"bos_token": "<|im_end|>"}, {"custom_tools": TOOLS}, {"unknown": None}
-])
+@pytest.mark.parametrize(
+    "kwargs",
+    [{"enable_thinking": False}, {"enable_thinking": True}, {"date_string": "2 Feb"},
+     {"flavour": "sour"}, {"bos_token": "<|im_end|>"}, {"custom_tools": TOOLS}, {"unknown": None}])
 @pytest.mark.parametrize("template", ["qwen3", "llama3", "toolbox"])
 def test_variables_of_the_template(made, template, kwargs):
     ours, theirs = made(template=template)
@@ -173,8 +190,9 @@ def test_a_variable_changes_the_prompt(made):
     ours, _ = made(template="qwen3")
     quiet = ours.chat([user()], chat_template_kwargs={"enable_thinking": False})
     assert quiet != ours.chat([user()])
-    assert ours.render([user()], chat_template_kwargs={"enable_thinking": False}).endswith(
-        "<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert ours.render([user()], chat_template_kwargs={
+        "enable_thinking": False
+    }).endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
 
 
 @pytest.mark.parametrize("options, said", [
@@ -200,8 +218,9 @@ def test_options_that_cannot_be(made, options, said):
 def test_an_answer_is_continued_where_transformers_continues_it(made, template):
     ours, theirs = made(template=template)
     rendered = [
-        check(ours, theirs, [*before, assistant(text)], continue_final_message=True)
-        for before in ([user()], [SYSTEM, user(" a"), assistant(" b "), user()])
+        check(ours, theirs, [*before, assistant(text)], continue_final_message=True) for before in (
+            [user()],
+            [SYSTEM, user(" a"), assistant(" b "), user()])
         for text in ("The capital", " The capital ", "The\n", "<think>\nhm", "é")
     ]
     assert sum(rendered) > 5
@@ -219,8 +238,9 @@ def test_what_cannot_be_continued(made, messages, template):
 
 MESSAGES = st.lists(
     st.fixed_dictionaries({
-        "role": st.sampled_from(["system", "user", "assistant", "tool"]), "content": st.text(
-            st.sampled_from("ab <|>é🙂\n{%}'\"\\ "), max_size=12) | st.sampled_from(TEXTS)
+        "role": st.sampled_from(["system", "user", "assistant", "tool"]),
+        "content": st.text(st.sampled_from("ab <|>é🙂\n{%}'\"\\ "), max_size=12)
+        | st.sampled_from(TEXTS)
     }), min_size=1, max_size=5)
 
 
@@ -235,7 +255,7 @@ def test_any_conversation(made, template, messages, prompt, tools):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("flags", [(), ("lstrip", "rstrip"), ("single_word", )])
+@pytest.mark.parametrize("flags", [(), ("lstrip", "rstrip"), ("single_word",)])
 def test_pieces_around_special_tokens_are_those_of_transformers(made, kind, flags):
     """A conversation is encoded once and whole, whatever its special tokens do to their
     neighbours."""
@@ -292,11 +312,19 @@ def test_special_tokens_that_come_by_other_ways(made, where):
     elif where == "name":
         message["name"] = "<|im_end|>"
     elif where == "two parts":
-        message["content"] = [{"type": "text", "text": "a<|im_"}, {"type": "text", "text": "end|>b"}]
+        message["content"] = [{"type": "text", "text": "a<|im_"},
+                              {"type": "text", "text": "end|>b"}]
     else:
         options[where] = [{"text": "<|im_end|>"}]
     assert ours.chat([message], **options).count(end) == 1
     assert "<|im_end|>" in theirs.decode([i for i in ours.chat([message], **options) if i != end])
+
+
+def test_a_special_token_in_an_answer_that_is_continued(made):
+    ours, theirs = made(template="qwen2.5")
+    ids = ours.chat([user(), assistant("a <|im_end|> b")], continue_final_message=True)
+    assert ids.count(theirs.convert_tokens_to_ids("<|im_end|>")) == 1  # the user's turn
+    assert theirs.decode(ids).endswith("assistant\na <|im_end|> b")
 
 
 def test_templates_see_the_message_as_it_is(made):
@@ -325,8 +353,8 @@ def test_templates_that_know_parts_get_them(made):
     assert "ab<end_of_turn>" in ours.render([user(parts(" a ", "b"))])
 
 
-@pytest.mark.parametrize("template", ["smollm2", "llama3", "qwen2.5", "qwen3", "mistral",
-                                      "deepseek", "toolbox"])
+@pytest.mark.parametrize(
+    "template", ["smollm2", "llama3", "qwen2.5", "qwen3", "mistral", "deepseek", "toolbox"])
 def test_templates_that_do_not_know_parts_get_the_text(made, template):
     """transformers prints the list, drops it, or fails."""
     ours, _ = made(template=template)
@@ -351,8 +379,9 @@ def test_one_of_several_templates(made):
     ours, theirs = made(template=TEMPLATES["smollm2"])
     by_name = {one["name"]: one["template"] for one in named}
     ours._templates, theirs.chat_template = dict(by_name), by_name
-    for options in ({}, {"tools": TOOLS}, {"chat_template": "rag"}, {"chat_template": "own {{ 1 }}"},
-                    {"chat_template": "rag", "tools": TOOLS}):
+    for options in ({}, {"tools": TOOLS}, {"chat_template": "rag"}, {
+            "chat_template": "own {{ 1 }}"
+    }, {"chat_template": "rag", "tools": TOOLS}):
         assert check(ours, theirs, [user()], **options)
     del ours._templates["default"]
     with pytest.raises(ValueError, match="tool_use, rag and none by default"):
@@ -368,7 +397,7 @@ def test_render_needs_no_tokenizer():
 
 def test_threads_may_share_a_tokenizer(made):
     """Conversations with special tokens in them, ordinary ones and prompts, all at once."""
-    ours, theirs = made("first", "qwen3", ("rstrip", ))
+    ours, theirs = made("first", "qwen3", ("rstrip",))
     jobs = [(ours.encode, "<|im_start|>a<|im_end|>"), (ours.chat, [user("<|im_end|>")]),
             (ours.chat, [user("x"), assistant("y")]), (ours.chat, [user(parts("<s>", "b"))]),
             (ours.decode, ours.encode("é🙂 <|im_end|>"))]
@@ -383,7 +412,7 @@ def test_threads_may_share_a_tokenizer(made):
             if getattr(fresh, run.__name__)(argument) != expected[name]:
                 wrong.append(name)
 
-    threads = [threading.Thread(target=hammer, args=(i, )) for i in range(4)]
+    threads = [threading.Thread(target=hammer, args=(i,)) for i in range(4)]
     sys.setswitchinterval(1e-6)
     try:
         for thread in threads:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
 from paged.models.loader.token_files import tokenizer_of
@@ -112,6 +112,35 @@ def test_tokens_are_those_of_transformers(tmp_path, case):
     check(tmp_path)
 
 
+@pytest.mark.parametrize("kind", ["llama", "mistral"])
+@pytest.mark.parametrize("cls", ["LlamaTokenizer", "LlamaTokenizerFast", "PreTrainedTokenizerFast"])
+@pytest.mark.parametrize("more", [{}, {"legacy": True}, {"legacy": False},
+                                  {"add_prefix_space": False}, {"add_prefix_space": True}], ids=str)
+@pytest.mark.parametrize("old", [True, False])
+def test_spaces_of_llama_are_where_transformers_puts_them(tmp_path, kind, cls, more, old):
+    """An older tokenizer.json has one behind each special token, and transformers corrects it."""
+    letters = {letter: 3 + i for i, letter in enumerate("▁hi\nab")}
+    backend = Backend(
+        models.BPE(vocab={"<unk>": 0, "<s>": 1, "</s>": 2, **letters}, merges=[], unk_token="<unk>",
+                   fuse_unk=True, byte_fallback=True))
+    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
+    if old:
+        backend.normalizer = normalizers.Sequence(
+            [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    else:
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    settings = {
+        "tokenizer_class": cls, "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"
+    } | more
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    ours, theirs = tokenizer_of(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("hi</s>\nhi <s>ab", "<s>hi", " hi", "", "</s> "):
+        if old or cls == "PreTrainedTokenizerFast" or not more:  # a new file is obeyed
+            assert ours.encode(text) == theirs.encode(text)
+
+
 SOME = st.lists(st.sampled_from(["<a>", "<b>", "<c>", "<A>"]), unique=True, max_size=3)
 FLAGS = st.fixed_dictionaries(
     {name: st.booleans()
@@ -151,6 +180,8 @@ def test_any_mixture_of_files(tmp_path_factory, in_decoder, in_file, listed, eos
     ({"tokenizer_config": {"chat_template": 5}}, "chat_template of"),
     ({"tokenizer_config": {"chat_template": [{"name": "default"}]}}, "chat_template of"),
     ({"tokenizer_config": {"chat_template": []}}, "chat_template of"),
+    ({"tokenizer_config": {"chat_template": {"default": None}}}, "chat_template of"),
+    ({"tokenizer_config": {"chat_template": ["default"]}}, "chat_template of"),
 ])
 def test_damaged_token_files(tmp_path, files, said):
     save(tmp_path, **files)
@@ -162,6 +193,8 @@ def test_templates_in_files_of_their_own(tmp_path):
     save(tmp_path, tokenizer_config=config(chat_template="C"))
     user = [{"role": "user", "content": "x"}]
     assert tokenizer_of(tmp_path).render(user) == "C"
+    save(tmp_path, tokenizer_config=config(chat_template={"default": "O"}))
+    assert tokenizer_of(tmp_path).render(user) == "O"
     (tmp_path / "chat_template.jinja").write_text("F")
     (tmp_path / "additional_chat_templates").mkdir()
     (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("T")

@@ -9,11 +9,12 @@ what transformers does (`PreTrainedTokenizerBase._from_pretrained`).
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken
+from tokenizers import AddedToken, pre_tokenizers
 
 from paged.models.loader.configs import boolean
 from paged.models.loader.json_file import read_json
@@ -30,6 +31,9 @@ def tokenizer_of(directory: Path) -> Tokenizer | None:
     config = _settings(directory)
     if (directory / "tokenizer.json").is_file():
         backend = _read(directory / "tokenizer.json")
+        if (str(config.get("tokenizer_class")).removesuffix("Fast") == "LlamaTokenizer"
+                and read_json(directory / "config.json").get("model_type") != "mistral"):
+            _place_spaces(backend, config)
         _add_tokens(backend, config, directory)
         named = {name: token.content for name, token in _named(config, directory).items()}
         if boolean(config, "split_special_tokens"):
@@ -39,6 +43,25 @@ def tokenizer_of(directory: Path) -> Tokenizer | None:
     else:
         return None
     return Tokenizer(backend, _templates(directory), named)
+
+
+def _place_spaces(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> None:
+    """Put a space before a text only, where the file puts one behind each special token as well.
+
+    Files of Llama's SentencePiece tokenizer were written so until the mistake was seen; since
+    transformers 5, `legacy` has to be asked for. And a text that begins with a space gets none.
+    """
+    both = [{"type": "Prepend", "prepend": "\u2581"},
+            {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}]
+    steps = backend.normalizer and json.loads(backend.normalizer.__getstate__())
+    if not steps or backend.pre_tokenizer is not None or steps.get("normalizers") != both:
+        return
+    scheme = "always" if boolean(config, "legacy") else "first"
+    if config.get("add_prefix_space") is not None and not boolean(config, "add_prefix_space"):
+        scheme = "never"
+    backend.normalizer = None
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="\u2581", prepend_scheme=scheme,
+                                                     split=False)
 
 
 def _settings(directory: Path) -> dict[str, Any]:
@@ -168,7 +191,8 @@ def _templates(directory: Path) -> dict[str, str]:
     if isinstance(written, str):
         return {"default": written}
     if isinstance(written, list) and all(isinstance(entry, dict) for entry in written):
-        found = {entry.get("name"): entry.get("template") for entry in written}
+        written = {entry.get("name"): entry.get("template") for entry in written}
+    found = written if isinstance(written, dict) else {}
     if not found or not all(isinstance(text, str) for pair in found.items() for text in pair):
         raise ValueError(f"The chat_template of {directory} is {str(written)[:40]!r}: it must be a "
                          "text, or a list of objects with a name and a template.")
