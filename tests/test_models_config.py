@@ -213,14 +213,34 @@ def test_gguf_factors_without_a_type_are_linear():
         assert plain.rope_scaling is None and plain.max_position_embeddings == 512
 
 
-def test_gguf_keys_that_ask_for_nothing():
+NEUTRAL = {
+    "attention.causal": True, "use_parallel_residual": False, "attention.clamp_kqv": 0.0,
+    "attention.max_alibi_bias": 0.0, "attn_logit_softcapping": 0.0, "final_logit_softcapping": 0.0,
+    "logit_scale": 1.0, "residual_scale": 1.0, "embedding_scale": 1.0, "expert_count": 0,
+    "expert_used_count": 0, "expert_shared_count": 0, "leading_dense_block_count": 0,
+    "nextn_predict_layers": 0, "pooling_type": 0, "rope.scaling.yarn_log_multiplier": 0.0,
+    "rope.scaling.yarn_ext_factor": 1.0, "rope.scaling.alpha": 0.0
+}
+
+
+@pytest.mark.parametrize("key", NEUTRAL)
+def test_gguf_keys_that_ask_for_nothing(key):
+    name, value = f"llama.{key}", NEUTRAL[key]
+    assert from_gguf({**GGUF, name: value}, set()) == from_gguf(GGUF, set())
+    with pytest.raises(ValueError, match=f"sets {name} to"):
+        from_gguf({**GGUF, name: not value if isinstance(value, bool) else value + 1}, set())
+
+
+def test_gguf_keys_that_are_harmless():
     harmless = {
-        "llama.expert_count": 0, "llama.attention.causal": True, "llama.logit_scale": 1.0,
         "llama.attention.sliding_window": 0, "llama.tensor_data_layout": "Meta AI original pth",
-        "llama.rope.dimension_count": 8, "llama.attention.value_length": 8,
-        "llama.rope.scaling.attn_factor": 1.0, "general.name": "x", "quantize.imatrix.file": "y"
+        "llama.rope.scaling.finetuned": True, "llama.rope.dimension_count": 8,
+        "llama.attention.value_length": 8, "llama.rope.scaling.attn_factor": 1.0,
+        "general.name": "x", "general.type": "model", "quantize.imatrix.file": "y"
     }
     assert from_gguf({**GGUF, **harmless}, set()) == from_gguf(GGUF, set())
+    window = {"llama.attention.sliding_window": 512}  # as long as the context
+    assert from_gguf({**GGUF, **window}, set()) == from_gguf(GGUF, set())
 
 
 def test_gguf_biases_are_read_from_the_tensors():
@@ -296,3 +316,11 @@ def test_biases():
 def test_a_config_cannot_be_changed_by_accident():
     with pytest.raises(AttributeError):
         TINY_LLAMA.hidden_size = 5
+
+
+def test_documented_defaults():
+    config = ModelConfig("llama", 1, 1, 1, 1, 1, 1, 2)
+    assert (config.rms_norm_eps, config.rope_theta) == (1e-6, 10_000.0)
+    assert config.rope_scaling is None and config.max_position_embeddings == 2048
+    assert not (config.tie_word_embeddings or config.attention_bias or config.qk_norm
+                or config.output_bias or config.mlp_bias)

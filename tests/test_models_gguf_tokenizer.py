@@ -206,6 +206,13 @@ def test_digits_are_words_of_qwen(words):
             for word, _ in ours.pre_tokenize_str("a  1 23")] == ["a", "Ġ", "Ġ", "1", "Ġ", "2", "3"]
 
 
+@pytest.mark.parametrize("words", ["llama3", "llama-v3"])
+def test_other_names_of_the_words_of_llama3(words):
+    same = bpe("llama-bpe", bos_token_id=0)
+    for text in ("I'm 12345!\n\n ok", "ab"):
+        assert bpe(words, bos_token_id=0).encode(text) == same.encode(text)
+
+
 def test_named_chat_templates():
     found = fields() | {
         "tokenizer.chat_template": "D", "tokenizer.chat_template.tool_use": "T",

@@ -42,6 +42,7 @@ SCALINGS = {
     "yarn, mscale": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.2},
     "yarn, mscale alone": {**YARN, "mscale": 0.7},
     "yarn, zeros": {**YARN, "mscale": 0.7, "mscale_all_dim": 0, "beta_fast": 0},
+    "yarn, betas that meet": {**YARN, "beta_fast": 32.0, "beta_slow": 10.5},
     "yarn, no original": {"rope_type": "yarn", "factor": 4.0},
 }
 KINDS = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral"}

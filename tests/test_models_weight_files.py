@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from small_models import TINY_LLAMA, TINY_QWEN2, huggingface_model, logits_of
 
 from paged.models.loader import load
-from paged.models.loader.weight_files import INDEX, safetensors
+from paged.models.loader.weight_files import INDEX, safetensors, some
 
 PROMPT = [3, 17, 92, 5, 41, 88]
 
@@ -237,3 +237,7 @@ def test_untied_in_the_config_and_no_output_layer(directory, tensors):
     rest = {name: tensor for name, tensor in tensors[0].items() if name != "lm_head.weight"}
     save_file(rest, directory / "model.safetensors")
     assert "lacks 1 of 30 tensors (lm_head.weight)" in refused(directory)
+
+
+def test_a_few_names_stand_for_many():
+    assert some(["a", "b", "c"]) == "a, b, c" and some(["a", "b", "c", "d"]) == "a, b, c, ..."

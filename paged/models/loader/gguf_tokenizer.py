@@ -120,8 +120,6 @@ def _sentencepiece(fields: dict[str, Any], tokens: list[str], types: list[int],
     prefix = _switch(fields, "add_space_prefix", True)
     backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE)] * prefix
                                               + [normalizers.Replace(" ", SPACE)])
-    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    backend.decoder = decoders.Sequence(steps + [decoders.Strip(content=" ", left=1)] * prefix)
     return backend
 
 
