@@ -55,6 +55,19 @@ def test_what_the_template_closes_turns_with_ends_a_text(saved, template):
     assert load(directory).eos_token_ids == {7, stop} | ({done} if TEMPLATES[template] else set())
 
 
+def test_a_turn_end_that_is_filed_as_text(tmp_path, saved):
+    """<|im_end|> is often an added token that is not special; an unknown one may be text."""
+    for file in saved[0].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    backend = Backend.from_file(str(saved[0] / "tokenizer.json"))
+    backend.add_tokens(["<|im_end|>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    for end, known in (("<|im_end|>", True), ("<|thought|>", False)):
+        settings(tmp_path, TURNS.replace("<|done|>", end))
+        expected = {saved[1]} | ({backend.token_to_id(end)} if known else set())
+        assert load(tmp_path).eos_token_ids == expected
+
+
 @pytest.mark.parametrize("value", [-1, 211, True, 1.0, [0, 211], [[1]], {"a": 1}])
 def test_ids_outside_the_vocabulary(saved, value):
     settings(saved[0], "", eos=value)

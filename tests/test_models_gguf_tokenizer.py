@@ -122,6 +122,12 @@ def test_ids_are_those_of_transformers(theirs, text):
     assert ours.encode(text) == theirs.encode(text, add_special_tokens=False).ids
 
 
+def test_spaces_of_an_added_token():
+    tokens = [*TOKENS[:-2], "▁▁x", TOKENS[-1]]
+    ours = tokenizer_in(fields(tokens=tokens))
+    assert ours.decode([len(tokens) - 2]) == "  x"
+
+
 def test_without_a_space_before_the_text():
     ours = tokenizer_in(fields(add_space_prefix=False, add_bos_token=False))
     assert ours.decode(ours.encode("Hello world")) == "Hello world"

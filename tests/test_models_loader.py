@@ -112,6 +112,19 @@ def test_many_missing_tensors_are_not_all_listed(broken):
     assert "lacks 9 of 30" in refused(broken) and len(refused(broken)) < 500
 
 
+@pytest.mark.parametrize("layers", [4, 10**12])
+def test_more_layers_than_there_are(broken, layers):
+    config = json.loads((broken / "config.json").read_text()) | {"num_hidden_layers": layers}
+    (broken / "config.json").write_text(json.dumps(config))
+    assert f"holds 3 layers, and its config says {layers}" in refused(broken)
+
+
+def test_fewer_layers_than_there_are(broken):
+    config = json.loads((broken / "config.json").read_text()) | {"num_hidden_layers": 2}
+    (broken / "config.json").write_text(json.dumps(config))
+    assert "9 tensors too many" in refused(broken)
+
+
 def test_an_extra_tensor(broken):
     edit(broken,
          lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(72)}))

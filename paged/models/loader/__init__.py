@@ -30,7 +30,7 @@ from paged.models.loader.device import (
 from paged.models.loader.download import download
 from paged.models.loader.rope import longest_positions
 from paged.models.loader.tokenizer import Tokenizer
-from paged.models.loader.weights import fill, settle_head
+from paged.models.loader.weights import check_layers, fill, settle_head
 from paged.models.rotary import LENGTH_DEPENDENT
 
 __all__ = ["Loaded", "enough_memory", "free_memory", "load", "room_for_weights", "use_device"]
@@ -85,6 +85,7 @@ def load(model: str, device: str | torch.device = "cpu", dtype: str | torch.dtyp
         path = download(str(model))
     found: Checkpoint = (open_gguf if path.is_file() else open_directory)(path)
     config = _fixed_for(settle_head(found.config, found.readers), max_model_len)
+    check_layers(config, found.readers, path)
     dtype = choose_dtype(dtype, device, found.dtype)
     with room_for_weights(config, device, dtype):
         decoder = Decoder(config, device, dtype)

@@ -39,7 +39,8 @@ def ends_by_text(tokens: list[str], types: list[int] | None = None) -> set[int]:
 
 
 def turn_end(tokenizer: Tokenizer) -> int | None:
-    """Id of the special token with which the chat template closes the model's turn, if it does."""
+    """Id of the token with which the chat template closes the model's turn, if it does with one
+    that is special, or known to end texts."""
     word = "\ue000answer\ue000"
     try:
         text = tokenizer.render(
@@ -48,4 +49,5 @@ def turn_end(tokenizer: Tokenizer) -> int | None:
     except ValueError:  # no template, or one that takes no such conversation
         return None
     _, found, rest = text.rpartition(word)
-    return tokenizer.special_at_start(rest.lstrip()) if found else None
+    token = tokenizer.token_at_start(rest.lstrip()) if found else None
+    return token and tokenizer.added_id(token, special=token not in TEXTS)

@@ -121,12 +121,16 @@ class Tokenizer:
         return write(self._template(chat_template, tools), messages, self._named_tokens, tools,
                      documents, bool(add_generation_prompt), variables)
 
-    def special_at_start(self, text: str) -> int | None:
-        """Id of the special token that a text begins with, if it does with one."""
+    def token_at_start(self, text: str) -> str | None:
+        """The added token that a text begins with, special or not, if it begins with one."""
         found = self._tokens_in_text.match(text)
-        if found is None or found[0] not in self._special_texts:
+        return found[0] if found and found[0] else None
+
+    def added_id(self, token: str, special: bool) -> int | None:
+        """Id of an added token, or None if it has to be special and is not."""
+        if special and token not in self._special_texts:
             return None
-        return self._backend.token_to_id(found[0])
+        return self._backend.token_to_id(token)
 
     def _template(self, wanted: str | None, tools: list | None) -> str:
         """transformers' choice: one that is asked for, tool_use where there are tools, default."""
@@ -207,13 +211,12 @@ class Tokenizer:
     def _token_bytes(self, token_id: int) -> bytes:
         """The bytes a token stands for: none for a special token, or for an id that has no
         token."""
-        if token_id in self._added:
-            return b"" if token_id in self._special_ids else self._added[token_id].encode()
         token = self._backend.id_to_token(token_id)
-        if token is None:
+        if token is None or token_id in self._special_ids:
             return b""
         if self._byte_level:
-            if not _BYTE_OF.keys() >= set(token):  # an entry that was never merged from bytes
+            # An added token is text, and so is an entry that was never merged from bytes.
+            if token_id in self._added or not _BYTE_OF.keys() >= set(token):
                 return token.encode()
             return bytes(_BYTE_OF[character] for character in token)
         if re.fullmatch("<0x[0-9A-F]{2}>", token):  # SentencePiece: a byte with no token of its own

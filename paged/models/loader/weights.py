@@ -44,6 +44,15 @@ def settle_head(config: ModelConfig, readers: Readers) -> ModelConfig:
     return replace(config, tie_word_embeddings=False)
 
 
+def check_layers(config: ModelConfig, readers: Readers, source: Path) -> None:
+    """Raise ValueError where the config has more layers than the file: before they are made."""
+    found = {name.split(".")[2] for name in readers if name.startswith("model.layers.")}
+    if config.num_layers > len(found):
+        raise ValueError(
+            f"The checkpoint {source} holds {len(found)} layers, and its config says "
+            f"{config.num_layers}: it is incomplete, or its config belongs to another model.")
+
+
 def fill(decoder: Decoder, readers: Readers, source: Path, use_tqdm: bool) -> int:
     """Copy every tensor to its place; returns how many. Names are compared first, so that a wrong
     checkpoint fails at once. Raises ValueError."""
