@@ -111,6 +111,8 @@ def test_the_template_of_a_gguf_file(tmp_path):
         (["</s>", "<eos>"], [3, 4], {0, 1}),
         (["</s>", "<|eot_id|>"], None, {1}),
         (["<|end|>", "<|return|>", "<|call|>"], [3, 3, 3], {1, 2}),
+        (["<|end|>", "<|calls|>", "<|flush|>"], [3, 3, 3], {1, 2}),
+        (["<|end|>", "<|call|>"], [3, 3], {0, 1}),
         (["<|end|>", "<|assistant|>"], [3, 3], {0}),
         (["</s>", "<|tool_response>"], [3, 3], {1}),
         (["<|repo_name|>", "<|file_sep|>", "<|fim_pad|>", "<|fim_middle|>"], [3] * 4, {0, 1, 2}),

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from small_models import TINY_LLAMA, TINY_MODELS, TINY_QWEN2, huggingface_model, logits_of
 from tqdm import tqdm
 
-from paged.models.loader import load, use_device
+from paged.models.loader import enough_memory, load, use_device
 from paged.models.loader.checkpoint import generation_defaults, open_directory
 from paged.models.loader.device import choose_dtype
 from paged.sampling import SamplingParams
@@ -295,6 +295,19 @@ def test_weights_without_room_are_a_sentence(saved, monkeypatch, place, error):
     monkeypatch.setattr(f"paged.models.loader.{place}", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         load(saved("llama")[0])
+
+
+def test_memory_that_ran_out_on_the_way_to_another_error():
+    """Triton and cuBLAS say something else, and what they say follows from it."""
+    with pytest.raises(MemoryError, match="no room for x: .* Do y"):
+        with enough_memory("x", "Do y", torch.device("cpu")):
+            try:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            except RuntimeError:
+                raise RuntimeError("the kernel did not start")  # noqa: B904
+    with pytest.raises(RuntimeError, match="^another$"):
+        with enough_memory("x", "Do y", torch.device("cpu")):
+            raise RuntimeError("another")
 
 
 def test_a_bar_shows_what_loads_slowly(saved, monkeypatch, capsys):
