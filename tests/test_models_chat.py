@@ -300,7 +300,8 @@ def test_the_same_ids_before_and_after(made):
     assert before[1] == [theirs.convert_tokens_to_ids("<|im_end|>")]
 
 
-@pytest.mark.parametrize("where", ["tool_calls", "tools", "documents", "name", "two parts"])
+@pytest.mark.parametrize("where",
+                         ["tool_calls", "key", "type", "tools", "documents", "name", "two parts"])
 def test_special_tokens_that_come_by_other_ways(made, where):
     template = ("{{ bos_token }}{% for m in messages %}{% if m.content is string %}{{ m.content }}"
                 "{% else %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}"
@@ -311,6 +312,10 @@ def test_special_tokens_that_come_by_other_ways(made, where):
     message, options = user("x"), {}
     if where == "tool_calls":
         message["tool_calls"] = [{"function": {"arguments": {"a": "<|im_end|>"}}}]
+    elif where == "key":
+        message["tool_calls"] = [{"function": {"arguments": {"<|im_end|>": 1}}}]
+    elif where == "type":
+        message["tool_calls"] = [{"type": "<|im_end|>", "role": "<|im_end|>"}]
     elif where == "name":
         message["name"] = "<|im_end|>"
     elif where == "two parts":

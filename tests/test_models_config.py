@@ -116,6 +116,11 @@ def test_what_a_config_may_leave_out():
     ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
     ({"rms_norm_eps": True}, "rms_norm_eps is True"),
     ({"head_dim": 0}, "head_dim is 0"),
+    ({
+        "head_dim": "8",
+        "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0] * 4}
+    }, "head_dim is '8'"),
+    ({"num_attention_heads": 65, "num_key_value_heads": 5}, "head_dim is 0"),
     ({"num_key_value_heads": 0}, "num_kv_heads is 0"),
     ({"hidden_size": 64.0}, "hidden_size is 64.0"),
     ({"max_position_embeddings": None}, "max_position_embeddings is None"),

@@ -112,6 +112,16 @@ def test_tokens_are_those_of_transformers(tmp_path, case):
     check(tmp_path)
 
 
+def test_a_model_that_splits_special_tokens_splits_its_templates_too(tmp_path):
+    save(tmp_path, **CASES["split_special_tokens"])
+    ours, theirs = tokenizer_of(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    for content in ("hi", "<|end|>"):
+        messages = [{"role": "user", "content": content}]
+        template = "{{ messages[0].content }}<|end|>"
+        assert ours.chat(messages, chat_template=template) == theirs.apply_chat_template(
+            messages, chat_template=template, return_dict=False)
+
+
 @pytest.mark.parametrize("kind", ["llama", "mistral"])
 @pytest.mark.parametrize("cls", ["LlamaTokenizer", "LlamaTokenizerFast", "PreTrainedTokenizerFast"])
 @pytest.mark.parametrize("more", [{}, {"legacy": True}, {"legacy": False},

@@ -36,26 +36,8 @@ def from_huggingface(config: dict[str, Any]) -> ModelConfig:
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
         raise ValueError(f"The architecture {model_type!r} is not supported; {SUPPORTED}.")
-    written = config.get("architectures") or [ARCHITECTURES[model_type]]
-    written = written[0] if isinstance(written, list) else written
-    if written != ARCHITECTURES[model_type]:
-        raise ValueError(f"The checkpoint holds a {written}, which does not generate text; "
-                         f"use one that holds a {ARCHITECTURES[model_type]}.")
-    missing = [
-        name for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
-                          "num_attention_heads") if name not in config
-    ]
-    if missing:
-        raise ValueError(
-            f"The model's config does not give {', '.join(missing)}: it is incomplete.")
+    _refuse_other_contents(config, model_type)
     config = DEFAULTS[model_type] | config
-    if config.get("quantization_config") is not None:
-        raise ValueError(
-            f"The config sets quantization_config to {config['quantization_config']!r}: quantized "
-            "weights are not read; use the unquantized checkpoint.")
-    if config.get("hidden_act", "silu") not in ("silu", "swish"):  # two names of one function
-        raise ValueError(f"The config sets hidden_act to {config['hidden_act']!r}: the MLP is "
-                         "SwiGLU, whose activation is 'silu'.")
     mlp_bias = boolean(config, "mlp_bias")
     if mlp_bias and model_type != "llama":
         raise ValueError(f"The config sets mlp_bias to True: {model_type} has no bias in its MLP.")
@@ -65,7 +47,8 @@ def from_huggingface(config: dict[str, Any]) -> ModelConfig:
     heads = whole_number("The model's num_heads", config["num_attention_heads"], least=1)
     hidden = whole_number("The model's hidden_size", config["hidden_size"], least=1)
     head_dim, kv_heads = config.get("head_dim"), config.get("num_key_value_heads")
-    head_dim = hidden // heads if head_dim is None else head_dim
+    head_dim = whole_number("The model's head_dim",
+                            hidden // heads if head_dim is None else head_dim, least=1)
     original = whole_number("The model's max_position_embeddings",
                             config["max_position_embeddings"], least=1)
     theta, scaling = read_scaling(*_rope(config), original, head_dim)
@@ -90,6 +73,29 @@ def from_huggingface(config: dict[str, Any]) -> ModelConfig:
         output_bias=bias,
         mlp_bias=mlp_bias,
     )
+
+
+def _refuse_other_contents(config: dict[str, Any], model_type: str) -> None:
+    """Refuse what is incomplete, does not generate text, or computes something else."""
+    written = config.get("architectures") or [ARCHITECTURES[model_type]]
+    written = written[0] if isinstance(written, list) else written
+    if written != ARCHITECTURES[model_type]:
+        raise ValueError(f"The checkpoint holds a {written}, which does not generate text; "
+                         f"use one that holds a {ARCHITECTURES[model_type]}.")
+    missing = [
+        name for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+                          "num_attention_heads") if name not in config
+    ]
+    if missing:
+        raise ValueError(
+            f"The model's config does not give {', '.join(missing)}: it is incomplete.")
+    if config.get("quantization_config") is not None:
+        raise ValueError(
+            f"The config sets quantization_config to {config['quantization_config']!r}: quantized "
+            "weights are not read; use the unquantized checkpoint.")
+    if config.get("hidden_act", "silu") not in ("silu", "swish"):  # two names of one function
+        raise ValueError(f"The config sets hidden_act to {config['hidden_act']!r}: the MLP is "
+                         "SwiGLU, whose activation is 'silu'.")
 
 
 def boolean(config: dict[str, Any], name: str) -> bool:

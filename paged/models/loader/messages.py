@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
+WORDS = (*ROLES, "text")  # what a role or a type may be that templates go by
 
 
 def check_conversation(messages: Any) -> None:
@@ -52,14 +53,15 @@ def check_text(name: str, text: str) -> str:
 
 
 def rewrite(value: Any, change: Callable[[str], str]) -> Any:
-    """A copy of a message, or of anything made of dicts and lists, with its texts changed; the
-    keys, roles and types stay. The parts of a content are changed as the one text that they may
-    become, so `change` has to keep lengths."""
+    """A copy of a message, or of anything made of dicts and lists, with its texts changed, keys
+    too; what has to be one of a few words stays. The parts of a content are changed as the one text
+    that they may become, so `change` has to keep lengths."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
         return {
-            key: part if key in ("role", "type") else rewrite(part, change)
+            rewrite(key, change): part if key in ("role", "type") and part in WORDS else rewrite(
+                part, change)
             for key, part in value.items()
         }
     if _are_texts(value):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, pre_tokenizers
+from tokenizers import AddedToken, normalizers, pre_tokenizers
 
 from paged.models.loader.configs import boolean
 from paged.models.loader.json_file import read_json
@@ -59,7 +59,7 @@ def _place_spaces(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> None
     scheme = "always" if boolean(config, "legacy") else "first"
     if config.get("add_prefix_space") is not None and not boolean(config, "add_prefix_space"):
         scheme = "never"
-    backend.normalizer = None
+    backend.normalizer = normalizers.Sequence([])
     backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="\u2581", prepend_scheme=scheme,
                                                      split=False)
 

@@ -73,7 +73,8 @@ class Tokenizer:
         template objects.
         """
         text = self.render(messages, **options)
-        foreign = self._foreign_tokens(text, messages, options)
+        all_text = self._backend.encode_special_tokens  # a setting of few models
+        foreign = set() if all_text else self._foreign_tokens(text, messages, options)
         if not foreign:
             return self._backend.encode(text, add_special_tokens=False).ids
         # The template's special tokens get other names, and those of the messages are text.
@@ -124,7 +125,7 @@ class Tokenizer:
     def token_at_start(self, text: str) -> str | None:
         """The added token that a text begins with, special or not, if it begins with one."""
         found = self._tokens_in_text.match(text)
-        return found[0] if found and found[0] else None
+        return found[0] if found else None
 
     def added_id(self, token: str, special: bool) -> int | None:
         """Id of an added token, or None if it has to be special and is not."""
