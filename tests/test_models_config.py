@@ -1,6 +1,8 @@
 """Protects the reading of configs: both spellings of transformers 4 and 5, and a sentence for
 everything the decoder does not do. An option read past in silence would give fluent, wrong text."""
 
+import json
+
 import pytest
 from small_models import TINY_LLAMA, TINY_MODELS, huggingface_model
 
@@ -73,6 +75,8 @@ def test_what_a_config_may_leave_out():
     ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": 1}}, "truncate .* is 1"),
     ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": "32"}}, "beta_fast .*'32'"),
     ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "rope_theta": 0.5}, "above 1"),
+    ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "rope_theta": 1}, "above 1"),
+    ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}, "head_dim": 2}, "head_dim above 2"),
     ({"rope_scaling": {"rope_type": "linear", "factor": 1e308}}, "more than 2147483648"),
     ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "factor .* is 0"),
     ({"rope_scaling": {"rope_type": "linear", "factor": True}}, "factor .* is True"),
@@ -329,3 +333,10 @@ def test_documented_defaults():
     assert config.rope_scaling is None and config.max_position_embeddings == 2048
     assert not (config.tie_word_embeddings or config.attention_bias or config.qk_norm
                 or config.output_bias or config.mlp_bias)
+
+
+def test_the_config_is_left_as_it_is():
+    config = {**LLAMA, "rope_parameters": {"rope_theta": 5e5, "rope_type": "llama3", **LLAMA3}}
+    before = json.dumps(config)
+    from_huggingface(config)
+    assert json.dumps(config) == before

@@ -75,6 +75,21 @@ def test_ids_outside_the_vocabulary(saved, value):
         load(saved[0])
 
 
+def test_an_end_of_the_tokenizer_that_the_model_has_no_row_for(tmp_path, saved):
+    """Tokens are added to a tokenizer and not to its model; the model cannot choose them."""
+    for file in saved[0].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    backend = Backend.from_file(str(saved[0] / "tokenizer.json"))
+    count = TINY_LLAMA.vocab_size - backend.get_vocab_size()
+    backend.add_special_tokens([f"<{i}>" for i in range(count)] + ["<end>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    for end, expected in (("<end>", set()), (f"<{count - 1}>", {TINY_LLAMA.vocab_size - 1})):
+        config = {"chat_template": "", "eos_token": end}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+        (tmp_path / "generation_config.json").write_text("{}")
+        assert load(tmp_path).eos_token_ids == expected
+
+
 def test_null_in_the_generation_config_leaves_it_to_the_config(saved):
     directory, stop, _ = saved
     settings(directory, "")
