@@ -1,117 +1,101 @@
 """Chat templates in the styles of the families in the wild, with what each of them makes use of."""
 
-SMOLLM2 = """{% for message in messages %}
-{% if loop.first and messages[0]['role'] != 'system' %}
-{{ '<|im_start|>system\\nYou are small.<|im_end|>\\n' }}
+# A loop that looks at its place, strings that are added up.
+SMOLLM2 = """{% for m in messages %}
+{% if loop.first and m['role'] != 'system' %}
+{{ '<|im_start|>system\\nSmall and kind.<|im_end|>\\n' }}
 {% endif %}
-{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}
+{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>' + '\\n' }}
 {% endfor %}
 {% if add_generation_prompt %}
 {{ '<|im_start|>assistant\\n' }}
 {% endif %}"""
 
+# Variables that may not be there, `none` beside undefined, today's date, objections.
 LLAMA3 = """{{- bos_token }}
 {%- if custom_tools is defined %}
     {%- set tools = custom_tools %}
 {%- endif %}
-{%- if not date_string is defined %}
-    {%- if strftime_now is defined %}
-        {%- set date_string = strftime_now("%Y") %}
-    {%- else %}
-        {%- set date_string = "1 Jan 2024" %}
-    {%- endif %}
-{%- endif %}
-{%- if not tools is defined %}
-    {%- set tools = none %}
-{%- endif %}
-{%- if messages[0]['role'] == 'system' %}
-    {%- set system_message = messages[0]['content'] | trim %}
-    {%- set messages = messages[1:] %}
-{%- else %}
-    {%- set system_message = "" %}
+{%- set day = date_string if date_string is defined else strftime_now("%Y") %}
+{%- set turns = messages %}
+{%- set words = "" %}
+{%- if messages[0].role == "system" %}
+    {%- set words = messages[0]["content"] | trim %}
+    {%- set turns = messages[1:] %}
 {%- endif %}
 {{- "<|head|>system<|end_head|>\\n\\n" }}
 {%- if tools is not none %}
-    {{- "Environment: ipython\\n" }}
-    {%- for t in tools %}
-        {{- t | tojson(indent=4) }}
-        {{- "\\n\\n" }}
+    {{- "You may call:\\n" }}
+    {%- for tool in tools %}
+        {{- tool | tojson(indent=4) + "\\n" }}
     {%- endfor %}
 {%- endif %}
-{{- "Today: " + date_string + "\\n" + system_message + "<|eot_id|>" }}
-{%- for message in messages %}
-    {%- if not (message.role == 'ipython' or message.role == 'tool' or 'tool_calls' in message) %}
-        {{- '<|head|>' + message['role'] + '<|end_head|>\\n\\n' + message['content'] | trim + '<|eot_id|>' }}
-    {%- elif 'tool_calls' in message %}
-        {%- if not message.tool_calls | length == 1 %}
-            {{- raise_exception("This model only supports single tool-calls at once!") }}
+{{- "It is " + day + ".\\n" + words + "<|eot_id|>" }}
+{%- for turn in turns %}
+    {%- if "tool_calls" in turn %}
+        {%- if turn.tool_calls | length > 1 %}
+            {{- raise_exception("one call a turn") }}
         {%- endif %}
-        {%- set tool_call = message.tool_calls[0].function %}
-        {{- '<|head|>assistant<|end_head|>\\n\\n{"name": "' + tool_call.name + '", "parameters": ' }}
-        {{- tool_call.arguments | tojson }}
-        {{- "}<|eot_id|>" }}
-    {%- else %}
+        {%- set call = turn.tool_calls[0].function %}
+        {{- '<|head|>assistant<|end_head|>\\n\\n{"call": "' + call.name + '", "with": ' }}
+        {{- call.arguments | tojson + "}<|eot_id|>" }}
+    {%- elif turn.role in ["tool", "ipython"] %}
         {{- "<|head|>ipython<|end_head|>\\n\\n" }}
-        {%- if message.content is mapping or message.content is iterable %}
-            {{- message.content | tojson }}
+        {%- if turn.content is mapping or turn.content is iterable %}
+            {{- turn.content | tojson }}
         {%- else %}
-            {{- message.content }}
+            {{- turn.content }}
         {%- endif %}
         {{- "<|eot_id|>" }}
+    {%- else %}
+        {{- "<|head|>" + turn["role"] + "<|end_head|>\\n\\n" }}
+        {{- turn["content"] | trim + "<|eot_id|>" }}
     {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}
-    {{- '<|head|>assistant<|end_head|>\\n\\n' }}
+    {{- "<|head|>assistant<|end_head|>\\n\\n" }}
 {%- endif %}
 """
 
-QWEN25 = """{%- if tools %}
+# Tools that are true or not, a name set anew inside a loop, neighbours by their index.
+QWEN25 = """{%- set first = messages[0] %}
+{%- if tools or first.role == 'system' %}
     {{- '<|im_start|>system\\n' }}
-    {%- if messages[0]['role'] == 'system' %}
-        {{- messages[0]['content'] }}
-    {%- else %}
-        {{- 'You are helpful.' }}
+    {{- first.content if first.role == 'system' else 'Helpful.' }}
+    {%- if tools %}
+        {{- "\\n\\nTools:" }}
+        {%- for tool in tools %}
+            {{- "\\n" }}
+            {{- tool | tojson }}
+        {%- endfor %}
     {%- endif %}
-    {{- "\\n\\n# Tools\\n<tools>" }}
-    {%- for tool in tools %}
-        {{- "\\n" }}
-        {{- tool | tojson }}
-    {%- endfor %}
-    {{- "\\n</tools><|im_end|>\\n" }}
-{%- else %}
-    {%- if messages[0]['role'] == 'system' %}
-        {{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}
-    {%- endif %}
+    {{- '<|im_end|>\\n' }}
 {%- endif %}
-{%- for message in messages %}
-    {%- if (message.role == "user") or (message.role == "system" and not loop.first) or (message.role == "assistant" and not message.tool_calls) %}
-        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
-    {%- elif message.role == "assistant" %}
-        {{- '<|im_start|>' + message.role }}
-        {%- if message.content %}
-            {{- '\\n' + message.content }}
+{%- for m in messages %}
+    {%- if m.role == "assistant" and m.tool_calls %}
+        {{- '<|im_start|>' + m.role }}
+        {%- if m.content %}
+            {{- '\\n' + m.content }}
         {%- endif %}
-        {%- for tool_call in message.tool_calls %}
-            {%- if tool_call.function is defined %}
-                {%- set tool_call = tool_call.function %}
+        {%- for call in m.tool_calls %}
+            {%- if call.function is defined %}
+                {%- set call = call.function %}
             {%- endif %}
-            {{- '\\n<tool_call>\\n{"name": "' }}
-            {{- tool_call.name }}
-            {{- '", "arguments": ' }}
-            {{- tool_call.arguments | tojson }}
-            {{- '}\\n</tool_call>' }}
+            {{- '\\n<call>{"name": "' + call.name + '", "arguments": ' }}
+            {{- call.arguments | tojson }}
+            {{- '}</call>' }}
         {%- endfor %}
         {{- '<|im_end|>\\n' }}
-    {%- elif message.role == "tool" %}
-        {%- if (loop.index0 == 0) or (messages[loop.index0 - 1].role != "tool") %}
+    {%- elif m.role == "tool" %}
+        {%- if loop.index0 == 0 or messages[loop.index0 - 1].role != "tool" %}
             {{- '<|im_start|>user' }}
         {%- endif %}
-        {{- '\\n<tool_response>\\n' }}
-        {{- message.content }}
-        {{- '\\n</tool_response>' }}
-        {%- if loop.last or (messages[loop.index0 + 1].role != "tool") %}
+        {{- '\\n<found>' + m.content + '</found>' }}
+        {%- if loop.last or messages[loop.index0 + 1].role != "tool" %}
             {{- '<|im_end|>\\n' }}
         {%- endif %}
+    {%- elif not (m.role == 'system' and loop.first) %}
+        {{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>' + '\\n' }}
     {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}
@@ -119,42 +103,33 @@ QWEN25 = """{%- if tools %}
 {%- endif %}
 """
 
-QWEN3 = """{%- if messages[0].role == 'system' %}
-    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
-{%- endif %}
-{%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}
-{%- for message in messages[::-1] %}
-    {%- set index = (messages|length - 1) - loop.index0 %}
-    {%- if ns.multi_step_tool and message.role == "user" and message.content is string and not(message.content.startswith('<tool_response>') and message.content.endswith('</tool_response>')) %}
-        {%- set ns.multi_step_tool = false %}
-        {%- set ns.last_query_index = index %}
+# A namespace, a list read backwards, methods of strings, a switch that may not be there.
+QWEN3 = """{%- set seen = namespace(looking=true, query=messages | length - 1) %}
+{%- for m in messages[::-1] %}
+    {%- set at = (messages | length - 1) - loop.index0 %}
+    {%- if seen.looking and m.role == "user" and m.content is string %}
+        {%- if not m.content.startswith('<found>') and not m.content.endswith('</found>') %}
+            {%- set seen.looking = false %}
+            {%- set seen.query = at %}
+        {%- endif %}
     {%- endif %}
 {%- endfor %}
-{%- for message in messages %}
-    {%- if message.content is string %}
-        {%- set content = message.content %}
-    {%- else %}
-        {%- set content = '' %}
-    {%- endif %}
-    {%- if (message.role == "user") or (message.role == "system" and not loop.first) %}
-        {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>' + '\\n' }}
-    {%- elif message.role == "assistant" %}
-        {%- set reasoning_content = '' %}
-        {%- if message.reasoning_content is string %}
-            {%- set reasoning_content = message.reasoning_content %}
-        {%- else %}
-            {%- if '</think>' in content %}
-                {%- set reasoning_content = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
-                {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
-            {%- endif %}
+{%- for m in messages %}
+    {%- set text = m.content if m.content is string else '' %}
+    {{- '<|im_start|>' + m.role + '\\n' }}
+    {%- if m.role == "assistant" %}
+        {%- set thought = '' %}
+        {%- if m.reasoning_content is string %}
+            {%- set thought = m.reasoning_content %}
+        {%- elif '</think>' in text %}
+            {%- set thought = text.split('</think>')[0].split('<think>')[-1].strip('\\n') %}
+            {%- set text = text.split('</think>')[-1].lstrip('\\n') %}
         {%- endif %}
-        {%- if loop.index0 > ns.last_query_index and (loop.last or (not loop.last and reasoning_content)) %}
-            {{- '<|im_start|>' + message.role + '\\n<think>\\n' + reasoning_content.strip('\\n') + '\\n</think>\\n\\n' + content.lstrip('\\n') }}
-        {%- else %}
-            {{- '<|im_start|>' + message.role + '\\n' + content }}
+        {%- if loop.index0 > seen.query and (loop.last or thought) %}
+            {{- '<think>\\n' + thought.rstrip('\\n') + '\\n</think>\\n\\n' }}
         {%- endif %}
-        {{- '<|im_end|>\\n' }}
     {%- endif %}
+    {{- text + '<|im_end|>\\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}
     {{- '<|im_start|>assistant\\n' }}
@@ -163,98 +138,97 @@ QWEN3 = """{%- if messages[0].role == 'system' %}
     {%- endif %}
 {%- endif %}"""
 
-MISTRAL = """{%- if messages[0]["role"] == "system" %}
-    {%- set system_message = messages[0]["content"] %}
-    {%- set loop_messages = messages[1:] %}
-{%- else %}
-    {%- set loop_messages = messages %}
+# Filters on lists of messages, messages that are compared, a loop over the items of an object.
+MISTRAL = """{%- set turns = messages %}
+{%- if messages[0]["role"] == "system" %}
+    {%- set words = messages[0]["content"] %}
+    {%- set turns = messages[1:] %}
 {%- endif %}
-{%- set user_messages = loop_messages | selectattr("role", "equalto", "user") | list %}
-{%- set ns = namespace() %}
-{%- set ns.index = 0 %}
-{%- for message in loop_messages %}
-    {%- if not (message.role == "tool" or (message.tool_calls is defined and message.tool_calls is not none)) %}
-        {%- if (message["role"] == "user") != (ns.index % 2 == 0) %}
-            {{- raise_exception("After the optional system message, roles must alternate") }}
-        {%- endif %}
-        {%- set ns.index = ns.index + 1 %}
+{%- set asked = turns | selectattr("role", "equalto", "user") | list %}
+{%- set count = namespace() %}
+{%- set count.turn = 0 %}
+{%- for turn in turns if turn.role != "tool" and turn.tool_calls is not defined %}
+    {%- if (turn["role"] == "user") != (count.turn % 2 == 0) %}
+        {{- raise_exception("turns must take turns") }}
     {%- endif %}
+    {%- set count.turn = count.turn + 1 %}
 {%- endfor %}
 {{- bos_token }}
-{%- for message in loop_messages %}
-    {%- if message["role"] == "user" %}
-        {%- if tools is not none and (message == user_messages[-1]) %}
-            {{- "[AVAILABLE_TOOLS] [" }}
+{%- for turn in turns %}
+    {%- if turn["role"] == "user" %}
+        {%- if tools is not none and turn == asked[-1] %}
+            {{- "[TOOLS] [" }}
             {%- for tool in tools %}
-                {%- set tool = tool.function %}
-                {{- '{"type": "function", "function": {' }}
-                {%- for key, val in tool.items() if key != "return" %}
-                    {%- if val is string %}
-                        {{- '"' + key + '": "' + val + '"' }}
+                {{- "{" }}
+                {%- for key, value in tool.function.items() if key != "return" %}
+                    {%- if value is string %}
+                        {{- '"' + key + '": "' + value + '"' }}
                     {%- else %}
-                        {{- '"' + key + '": ' + val|tojson }}
+                        {{- '"' + key + '": ' + value | tojson }}
                     {%- endif %}
-                    {%- if not loop.last %}
-                        {{- ", " }}
-                    {%- endif %}
+                    {{- ", " if not loop.last }}
                 {%- endfor %}
-                {{- "}}" }}
+                {{- "}" }}
             {%- endfor %}
-            {{- "[/AVAILABLE_TOOLS]" }}
+            {{- "][/TOOLS]" }}
         {%- endif %}
-        {%- if loop.last and system_message is defined %}
-            {{- "[INST] " + system_message + "\\n\\n" + message["content"] + "[/INST]" }}
+        {%- if loop.last and words is defined %}
+            {{- "[INST] " + words + "\\n\\n" + turn["content"] + "[/INST]" }}
         {%- else %}
-            {{- "[INST] " + message["content"] + "[/INST]" }}
+            {{- "[INST] " + turn["content"] + "[/INST]" }}
         {%- endif %}
-    {%- elif message.tool_calls is defined and message.tool_calls is not none %}
-        {{- "[TOOL_CALLS] " + message.tool_calls | tojson }}
-    {%- elif message["role"] == "assistant" %}
-        {{- " " + message["content"]|trim + eos_token }}
+    {%- elif turn.tool_calls is defined and turn.tool_calls is not none %}
+        {{- "[CALLS] " + turn.tool_calls | tojson }}
+    {%- elif turn["role"] == "assistant" %}
+        {{- " " + turn["content"] | trim + eos_token }}
     {%- endif %}
 {%- endfor %}
 """
 
-DEEPSEEK = """{% if not add_generation_prompt is defined %}{% set add_generation_prompt = false %}{% endif %}{% set ns = namespace(is_first=false, is_tool=false, system_prompt='') %}{%- for message in messages %}{%- if message['role'] == 'system' %}{% set ns.system_prompt = message['content'] %}{%- endif %}{%- endfor %}{{ bos_token }}{{ ns.system_prompt }}{%- for message in messages %}{%- if message['role'] == 'user' %}{%- set ns.is_tool = false -%}{{ '<｜User｜>' + message['content'] }}{%- endif %}{%- if message['role'] == 'assistant' and message['content'] is not none %}{% set content = message['content'] %}{% if '</think>' in content %}{% set content = content.split('</think>')[-1] %}{% endif %}{{ '<｜Assistant｜>' + content + eos_token }}{%- endif %}{%- endfor -%}{% if add_generation_prompt and not ns.is_tool %}{{ '<｜Assistant｜><think>\\n' }}{% endif %}"""
+# Blocks without a line break between them, text that is gathered first.
+DEEPSEEK = ("{% if not add_generation_prompt is defined %}"
+            "{% set add_generation_prompt = false %}{% endif %}"
+            "{% set state = namespace(words='', tool=false) %}"
+            "{%- for m in messages %}{%- if m['role'] == 'system' %}"
+            "{% set state.words = state.words + m['content'] %}{%- endif %}{%- endfor %}"
+            "{{ bos_token }}{{ state.words }}"
+            "{%- for m in messages %}{%- if m['role'] == 'user' %}{%- set state.tool = false -%}"
+            "{{ '<｜User｜>' + m['content'] }}{%- endif %}"
+            "{%- if m['role'] == 'assistant' and m['content'] is not none %}"
+            "{% set said = m['content'].split('</think>') | last %}"
+            "{{ '<｜Assistant｜>' + said + eos_token }}{%- endif %}{%- endfor -%}"
+            "{% if add_generation_prompt and not state.tool %}"
+            "{{ '<｜Assistant｜><think>\\n' }}{% endif %}")
 
-GEMMA = """{{ bos_token }}{%- if messages[0]['role'] == 'system' -%}
-    {%- if messages[0]['content'] is string -%}
-        {%- set first_user_prefix = messages[0]['content'] + '
+# Contents in parts, line breaks inside strings, other names of roles.
+GEMMA = """{{ bos_token }}{%- set before = "" -%}
+{%- set turns = messages -%}
+{%- if messages[0]['role'] == 'system' -%}
+    {%- set before = messages[0]['content'] if messages[0]['content'] is string
+                     else messages[0]['content'][0]['text'] -%}
+    {%- set before = before + '
 
 ' -%}
-    {%- else -%}
-        {%- set first_user_prefix = messages[0]['content'][0]['text'] + '
-
-' -%}
-    {%- endif -%}
-    {%- set loop_messages = messages[1:] -%}
-{%- else -%}
-    {%- set first_user_prefix = "" -%}
-    {%- set loop_messages = messages -%}
+    {%- set turns = messages[1:] -%}
 {%- endif -%}
-{%- for message in loop_messages -%}
-    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}
-        {{ raise_exception("Conversation roles must alternate user/assistant/user/assistant/...") }}
+{%- for turn in turns -%}
+    {%- if (loop.index0 % 2 == 0) != (turn['role'] == 'user') -%}
+        {{ raise_exception("whose turn is it?") }}
     {%- endif -%}
-    {%- if (message['role'] == 'assistant') -%}
-        {%- set role = "model" -%}
-    {%- else -%}
-        {%- set role = message['role'] -%}
-    {%- endif -%}
-    {{ '<start_of_turn>' + role + '
-' + (first_user_prefix if loop.first else "") }}
-    {%- if message['content'] is string -%}
-        {{ message['content'] | trim }}
-    {%- elif message['content'] is iterable -%}
-        {%- for item in message['content'] -%}
-            {%- if item['type'] == 'image' -%}
-                {{ '<image>' }}
-            {%- elif item['type'] == 'text' -%}
-                {{ item['text'] | trim }}
+    {{ '<start_of_turn>' + ('model' if turn['role'] == 'assistant' else turn['role']) + '
+' + (before if loop.first else '') }}
+    {%- if turn['content'] is string -%}
+        {{ turn['content'] | trim }}
+    {%- elif turn['content'] is iterable -%}
+        {%- for part in turn['content'] -%}
+            {%- if part['type'] == 'text' -%}
+                {{ part['text'] | trim }}
+            {%- else -%}
+                {{ '<picture>' }}
             {%- endif -%}
         {%- endfor -%}
     {%- else -%}
-        {{ raise_exception("Invalid content type") }}
+        {{ raise_exception("what is this?") }}
     {%- endif -%}
     {{ '<end_of_turn>
 ' }}
