@@ -107,7 +107,8 @@ class LLM:
                               prefix_cache=prefix_cache, preemption=preemption, seed=seed)
         self.start_up: dict[str, float] = {}
         with timed(self.start_up, "weights"):
-            loaded = model if isinstance(model, Loaded) else load(model, device, dtype, use_tqdm)
+            loaded = model if isinstance(model, Loaded) else load(
+                model, device, dtype, use_tqdm, max_model_len)
         self.model_config, self.tokenizer, self.trace = loaded.config, loaded.tokenizer, trace
         card = {"card": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
         trace.emit("MODEL_WEIGHTS_LOADED", model=model if isinstance(model, str) else "given",

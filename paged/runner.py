@@ -119,10 +119,10 @@ class ModelRunner:
                       if speedups.fused is None else speedups.fused)
         self.use_graphs = speedups.graphs and self.fused and self.attention.in_graphs
         if self.fused:
-            from paged.models.fused import NARROW, FusedModel
+            from paged.models.fused import FusedModel
 
             self.model = FusedModel(decoder, kv, config.max_model_len,
-                                    NARROW if speedups.narrow_products else 0)
+                                    None if speedups.narrow_products else 0)
         self.seats = Seats(config.max_num_seqs,
                            blocks_needed(config.max_model_len, kv.block_size) + 1, model.vocab_size,
                            device)

@@ -45,7 +45,7 @@ def huggingface_model(config: ModelConfig, seed: int = 0):
     """The same model in transformers, with random weights (norms and biases too), in float32."""
     import transformers
 
-    kinds = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+    kinds = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral"}
     names = {
         "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads",
         "num_key_value_heads": "num_kv_heads"
@@ -55,6 +55,10 @@ def huggingface_model(config: ModelConfig, seed: int = 0):
     arguments = {name: getattr(config, name) for name in same}
     arguments |= {theirs: getattr(config, ours) for theirs, ours in names.items()}
     kind = kinds[config.architecture]
+    if kind == "Mistral":
+        arguments["sliding_window"] = None
+    elif kind in ("Llama", "Qwen3"):  # one switch for the biases of the attention
+        arguments |= {"attention_bias": config.attention_bias, "mlp_bias": config.mlp_bias}
     theirs = getattr(transformers, f"{kind}Config")(**arguments, eos_token_id=None,
                                                     bos_token_id=None)
     model = getattr(transformers, f"{kind}ForCausalLM")(theirs).float().eval()

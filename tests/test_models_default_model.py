@@ -181,9 +181,8 @@ def test_it_knows_the_capital_of_france():
     from tests.small_models import logits_of
 
     loaded = load("default")
-    assert loaded.num_weights == 272 and loaded.eos_token_ids == {
-        2
-    } and loaded.config.num_layers == 30
+    assert loaded.num_weights == 272 and loaded.config.num_layers == 30
+    assert loaded.eos_token_ids == {0, 2, 4}  # <|endoftext|>, <|im_end|>, <reponame>
     token_ids = loaded.tokenizer.chat(
         [{"role": "user", "content": "What is the capital of France?"}])
     start = len(token_ids)
@@ -193,3 +192,29 @@ def test_it_knows_the_capital_of_france():
             token_ids.append(token)
             assert len(token_ids) < start + 20
     assert loaded.tokenizer.decode(token_ids[start:]) == "The capital of France is Paris."
+
+
+@pytest.mark.default_model
+def test_its_conversations_are_those_of_transformers():
+    """Text and ids, by transformers' own rendering of the template in the file, around the same
+    tokens."""
+    from transformers import PreTrainedTokenizerFast
+
+    from paged.models.loader.gguf_file import GGUFFile
+    from paged.models.loader.gguf_tokenizer import tokenizer_in
+
+    fields = GGUFFile(default_model()).fields
+    ours = tokenizer_in(fields)
+    theirs = PreTrainedTokenizerFast(tokenizer_object=ours._backend, bos_token="<|im_start|>",
+                                     eos_token="<|im_end|>",
+                                     chat_template=fields["tokenizer.chat_template"])
+    user, answer = {"role": "user", "content": " Hi? "}, {"role": "assistant", "content": "Yes, 1"}
+    for messages in ([user], [user, answer, user], [{"role": "system", "content": "Be brief."},
+                                                    user]):
+        for prompt in (True, False):
+            expected = theirs.apply_chat_template(messages, add_generation_prompt=prompt,
+                                                  return_dict=False)
+            assert ours.chat(messages, add_generation_prompt=prompt) == expected
+    expected = theirs.apply_chat_template([user, answer], continue_final_message=True,
+                                          return_dict=False)
+    assert ours.chat([user, answer], continue_final_message=True) == expected

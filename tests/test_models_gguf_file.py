@@ -8,11 +8,11 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from tests.small_models import TINY_LLAMA, TINY_MODELS, huggingface_model, logits_of
 
-from paged.models.decoder import rotary_frequencies
 from paged.models.loader import load
 from paged.models.loader.gguf_file import GGUFFile
-from tests.small_models import TINY_LLAMA, TINY_MODELS, huggingface_model, logits_of
+from paged.models.rotary import rotary_frequencies
 
 PROMPT = [3, 17, 92, 5, 41, 88]
 NAMES = {  # written out again, so that a slip in the reader's table shows
@@ -20,8 +20,8 @@ NAMES = {  # written out again, so that a slip in the reader's table shows
     "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down"
 }
 
 
@@ -35,16 +35,16 @@ def gguf_name(name):
 
 def interleave(weight, heads):
     """What a converter does to Q and K of a Llama: row i of both halves of a head, side by side."""
-    rows, columns = weight.shape
-    return weight.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(
-        rows, columns)
+    halves = weight.reshape(heads, 2, len(weight) // heads // 2, -1)
+    return halves.swapaxes(1, 2).reshape(weight.shape)
 
 
-def write(path, config, quantization=None, fields=(), leave_out=(), extra=None):
+def write(path, config, quantization=None, fields=(), leave_out=(), extra=None, scores=None):
     """Write a GGUF file of a random model, and return the model, with the values that the file can
     hold."""
     model = huggingface_model(config)
-    writer = gguf.GGUFWriter(path, config.architecture)
+    llama = config.architecture in ("llama", "mistral")  # one architecture in such files
+    writer = gguf.GGUFWriter(path, "llama" if llama else config.architecture)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_layers)
@@ -54,8 +54,12 @@ def write(path, config, quantization=None, fields=(), leave_out=(), extra=None):
     writer.add_key_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_theta)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
+    if scores is None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("smollm")
+    else:
+        writer.add_tokenizer_model("llama")
+        writer.add_token_scores(scores)
     tokens = ["<|end|>", "<|turn|>", "Hi", *map(chr, range(33, 127))]
     tokens += [f"t{i}" for i in range(config.vocab_size - len(tokens))]
     writer.add_token_list(tokens)
@@ -71,7 +75,7 @@ def write(path, config, quantization=None, fields=(), leave_out=(), extra=None):
                 data = gguf.quants.quantize(values, quantization)
                 weight.copy_(torch.tensor(gguf.quants.dequantize(data, quantization)))
                 values, kind = weight.numpy(), quantization
-            if config.architecture == "llama" and ("q_proj" in name or "k_proj" in name):
+            if llama and ("q_proj" in name or "k_proj" in name):
                 values = interleave(values,
                                     config.num_heads if "q_proj" in name else config.num_kv_heads)
             if name in leave_out:
@@ -89,9 +93,9 @@ def write(path, config, quantization=None, fields=(), leave_out=(), extra=None):
 
 
 @torch.no_grad()
-def check_same(model, loaded):
-    expected = model(torch.tensor([PROMPT])).logits[0]
-    torch.testing.assert_close(logits_of(loaded.decoder, PROMPT), expected, atol=1e-4, rtol=0)
+def check_same(model, loaded, prompt=PROMPT):
+    expected = model(torch.tensor([prompt])).logits[0]
+    torch.testing.assert_close(logits_of(loaded.decoder, prompt), expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("name", TINY_MODELS)
@@ -117,9 +121,88 @@ def test_llama3_frequencies_come_as_a_tensor(tmp_path):
         "original_max_position_embeddings": 64
     }
     config = replace(TINY_LLAMA, rope_scaling=scaling)
-    divisors = rotary_frequencies(TINY_LLAMA) / rotary_frequencies(config)
+    divisors = rotary_frequencies(TINY_LLAMA)[0] / rotary_frequencies(config)[0]
     model = write(tmp_path / "model.gguf", config, extra={"rope_freqs.weight": divisors.numpy()})
     check_same(model, load(tmp_path / "model.gguf"))
+
+
+STRING, FLOAT, INT = (gguf.GGUFValueType[kind] for kind in ("STRING", "FLOAT32", "UINT32"))
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize("scaling, written", [
+    ({"rope_type": "linear", "factor": 4.0}, {"scaling.factor": (4.0, FLOAT)}),
+    ({"rope_type": "linear", "factor": 4.0}, {"scale_linear": (4.0, FLOAT)}),
+    ({"rope_type": "linear", "factor": 4.0
+      }, {"scaling.type": ("linear", STRING), "scaling.factor": (4.0, FLOAT)}),
+    (None, {"scaling.type": ("none", STRING), "scaling.factor": (4.0, FLOAT)}),
+    (YARN, {
+        "scaling.type": ("yarn", STRING), "scaling.factor": (4.0, FLOAT),
+        "scaling.original_context_length": (64, INT)
+    }),
+    ({**YARN, "beta_fast": 8.0, "attention_factor": 1.5 * (1 + 0.1 * np.log(4))}, {
+        "scaling.type": ("yarn", STRING), "scaling.factor": (4.0, FLOAT),
+        "scaling.original_context_length": (64, INT), "scaling.yarn_beta_fast": (8.0, FLOAT),
+        "scaling.attn_factor": (1.5, FLOAT)
+    }),
+], ids=str)
+def test_rotary_scaling(scaling, written, tmp_path):
+    config = replace(TINY_LLAMA, rope_scaling=scaling)
+    model = write(tmp_path / "model.gguf", config,
+                  fields=[(f"llama.rope.{key}", value) for key, value in written.items()])
+    check_same(model, load(tmp_path / "model.gguf"), PROMPT * 20)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral"])
+def test_biases_and_mistral(name, tmp_path):
+    biased = name != "mistral"
+    config = replace(TINY_MODELS["qwen3" if name == "qwen3" else "llama"], architecture=name,
+                     attention_bias=biased, output_bias=biased, mlp_bias=name == "llama")
+    model = write(tmp_path / "model.gguf", config)
+    loaded = load(tmp_path / "model.gguf")
+    assert loaded.config.output_bias == biased and loaded.config.mlp_bias == (name == "llama")
+    check_same(model, loaded)
+
+
+def test_an_unknown_key_of_the_architecture(tmp_path):
+    write(tmp_path / "model.gguf", TINY_LLAMA, fields=[("llama.attention.scale", (0.1, FLOAT))])
+    assert "llama.attention.scale to 0.1" in refused(tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize("divisors", [np.ones(1), np.ones(5), np.zeros(6), -np.ones(6)], ids=str)
+def test_divisors_that_cannot_be(divisors, tmp_path):
+    write(tmp_path / "model.gguf", TINY_LLAMA,
+          extra={"rope_freqs.weight": divisors.astype(np.float32)})
+    assert "must be 6 numbers above 0" in refused(tmp_path / "model.gguf")
+
+
+def test_what_the_author_samples_with(tmp_path):
+    write(tmp_path / "model.gguf", TINY_LLAMA, fields=[("general.sampling.temp", (0.5, FLOAT)),
+                                                       ("general.sampling.top_k", (20, INT))])
+    assert load(tmp_path / "model.gguf").generation_defaults == {"temperature": 0.5, "top_k": 20}
+
+
+@pytest.mark.parametrize("name", ["odd", "blk.attn_q.weight", "blk.x.attn_q.weight", "a.b.c.d.e"])
+def test_tensors_of_other_names(name, tmp_path):
+    write(tmp_path / "model.gguf", TINY_LLAMA, extra={name: np.zeros(6, np.float32)})
+    assert f"1 tensors too many for a llama model ({name})" in refused(tmp_path / "model.gguf")
+
+
+def test_a_sentencepiece_tokenizer(tmp_path):
+    scores = [-float(i) for i in range(TINY_LLAMA.vocab_size)]
+    model = write(
+        tmp_path / "model.gguf", TINY_LLAMA, scores=scores,
+        fields=[("tokenizer.ggml.bos_token_id", (1, INT)),
+                ("tokenizer.ggml.add_space_prefix", (False, gguf.GGUFValueType.BOOL))])
+    loaded = load(tmp_path / "model.gguf")
+    assert loaded.tokenizer.encode("Hi!Hi") == [1, 2, 3, 2]
+    assert loaded.tokenizer.decode([1, 2, 3, 2]) == "Hi!Hi" and loaded.eos_token_ids == {0}
+    check_same(model, loaded)
+
+
+def test_an_upper_case_ending(tmp_path):
+    model = write(tmp_path / "MODEL.GGUF", TINY_LLAMA)
+    check_same(model, load(tmp_path / "MODEL.GGUF"))
 
 
 def test_every_end_of_sequence_id(tmp_path):

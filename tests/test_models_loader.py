@@ -3,16 +3,23 @@ weight arrives and none is left over; and whatever is wrong with a checkpoint is
 sentence."""
 
 import json
+from pathlib import Path
 
 import huggingface_hub
 import pytest
 import torch
 from huggingface_hub import errors
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from tests.small_models import TINY_LLAMA, TINY_MODELS, TINY_QWEN2, huggingface_model, logits_of
 from tqdm import tqdm
 
+from paged.device import enough_memory, use_device
 from paged.models.loader import load
-from tests.small_models import TINY_LLAMA, TINY_MODELS, TINY_QWEN2, huggingface_model, logits_of
+from paged.models.loader.checkpoint import generation_defaults, open_directory
+from paged.models.loader.placing import choose_dtype
+from paged.sampling import SamplingParams
 
 PROMPT = [3, 17, 92, 5, 41, 88]
 
@@ -106,6 +113,19 @@ def test_many_missing_tensors_are_not_all_listed(broken):
     assert "lacks 9 of 30" in refused(broken) and len(refused(broken)) < 500
 
 
+@pytest.mark.parametrize("layers", [4, 10**12])
+def test_more_layers_than_there_are(broken, layers):
+    config = json.loads((broken / "config.json").read_text()) | {"num_hidden_layers": layers}
+    (broken / "config.json").write_text(json.dumps(config))
+    assert f"holds 3 layers, and its config says {layers}" in refused(broken)
+
+
+def test_fewer_layers_than_there_are(broken):
+    config = json.loads((broken / "config.json").read_text()) | {"num_hidden_layers": 2}
+    (broken / "config.json").write_text(json.dumps(config))
+    assert "9 tensors too many" in refused(broken)
+
+
 def test_an_extra_tensor(broken):
     edit(broken,
          lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(72)}))
@@ -155,9 +175,10 @@ def test_a_config_that_is_not_json(broken):
     assert "not valid JSON" in refused(broken)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["no-such-model", "./no/such/directory", "/no/such/directory", "no/such/model.gguf", ""])
+@pytest.mark.parametrize("name", [
+    "no-such-model", "./no/such/directory", "/no/such/directory", "no/such/model.gguf",
+    "owner/model.GGUF", ""
+])
 def test_a_name_that_is_nothing(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sentence = refused(name, FileNotFoundError)
@@ -189,12 +210,21 @@ def test_a_hub_id_is_downloaded_and_read(saved, monkeypatch):
     asked = []
 
     def download(name, **options):
-        asked.append(name)
+        asked.append((name, options))
         return str(saved("llama")[0])
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert load("some-owner/some-model").config == TINY_LLAMA
-    assert asked == ["some-owner/some-model"]
+    (name, options), = asked
+    assert name == "some-owner/some-model"
+    files = {
+        "config.json": True, "model-00001-of-00002.safetensors": True, "tokenizer.model": True,
+        "chat_template.jinja": True, "additional_chat_templates/tool_use.jinja": True,
+        "merges.txt": True, "onnx/model.safetensors": False, "original/params.json": False,
+        "consolidated.safetensors": False, "adapter_model.safetensors": False, "a.bin": False
+    }
+    chosen = huggingface_hub.utils.filter_repo_objects(files, **options)
+    assert list(chosen) == [name for name, wanted in files.items() if wanted]
 
 
 @pytest.mark.parametrize("config, generation, expected", [
@@ -247,7 +277,7 @@ def test_a_device_that_is_not_here(saved, device, words):
         load(saved("llama")[0], device=device)
 
 
-@pytest.mark.parametrize("place", ["Decoder.pack", "_fill"])
+@pytest.mark.parametrize("place", ["Decoder.pack", "fill"])
 @pytest.mark.parametrize("error", [
     torch.OutOfMemoryError("CUDA out of memory."),
     MemoryError(),
@@ -268,8 +298,21 @@ def test_weights_without_room_are_a_sentence(saved, monkeypatch, place, error):
         load(saved("llama")[0])
 
 
+def test_memory_that_ran_out_on_the_way_to_another_error():
+    """Triton and cuBLAS say something else, and what they say follows from it."""
+    with pytest.raises(MemoryError, match="no room for x: .* Do y"):
+        with enough_memory("x", "Do y", torch.device("cpu")):
+            try:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            except RuntimeError:
+                raise RuntimeError("the kernel did not start")  # noqa: B904
+    with pytest.raises(RuntimeError, match="^another$"):
+        with enough_memory("x", "Do y", torch.device("cpu")):
+            raise RuntimeError("another")
+
+
 def test_a_bar_shows_what_loads_slowly(saved, monkeypatch, capsys):
-    monkeypatch.setattr("paged.models.loader.tqdm",
+    monkeypatch.setattr("paged.models.loader.weights.tqdm",
                         lambda *args, **kwargs: tqdm(*args, **kwargs | {"delay": 0}))
     load(saved("llama")[0])
     assert "Loading weights: 100%" in capsys.readouterr().err
@@ -304,3 +347,122 @@ def test_quantized_weights_are_not_taken_for_plain_ones(broken, dtype):
 def test_an_end_of_sequence_id_that_is_no_id(broken):
     (broken / "generation_config.json").write_text('{"eos_token_id": "<eos>"}')
     assert "'<eos>'" in refused(broken)
+
+
+@pytest.mark.parametrize("values, expected", [
+    ({}, {}),
+    ({"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.1
+      }, {"temperature": 0.7, "top_p": 0.8, "top_k": 20}),
+    ({"temperature": 0, "top_p": 1, "top_k": 0}, {"temperature": 0, "top_p": 1, "top_k": 0}),
+    ({"temperature": None, "top_k": 5}, {"top_k": 5}),
+    ({"do_sample": False, "temperature": 0.7}, {}),
+])
+def test_what_the_author_samples_with(broken, values, expected):
+    (broken / "generation_config.json").write_text(json.dumps(values))
+    assert load(broken).generation_defaults == expected
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"temperature": -1}, {"temperature": "0.7"}, {"temperature": float("nan")}, {"top_p": 0},
+     {"top_p": 1.5}, {"top_p": True}, {"top_k": 2.5}, {"top_k": -1}, {"top_k": [1]}])
+def test_sampling_defaults_that_cannot_be(broken, values):
+    (broken / "generation_config.json").write_text(json.dumps(values))
+    (name, value), = values.items()
+    assert f"sets {name} to {value!r}: it must be" in refused(broken)
+
+
+VALUES = (st.none() | st.booleans() | st.integers(-3, 300) | st.text(max_size=3)
+          | st.floats(width=32, allow_subnormal=False) | st.lists(st.integers(0, 3), max_size=2))
+
+
+@given(st.dictionaries(st.sampled_from(["temperature", "top_p", "top_k", "do_sample", "n"]),
+                       VALUES))
+def test_any_sampling_defaults_are_refused_or_can_be_sampled_with(values):
+    source = Path("generation_config.json")
+    try:
+        found = generation_defaults(values, source)
+    except ValueError as error:
+        assert str(source) in str(error) or "true or false" in str(error)
+    else:
+        SamplingParams(**found)
+        assert found == {} or found == {
+            name: values[name]
+            for name in ("temperature", "top_p", "top_k") if values.get(name) is not None
+        }
+
+
+@given(eos=st.none() | st.integers(0, 210) | st.lists(st.integers(0, 210), max_size=3),
+       config_eos=st.none() | st.integers(0, 210))
+def test_any_ends_are_those_of_transformers(saved, tmp_path_factory, eos, config_eos):
+    """Those of the generation config, and where it names none, those of the config."""
+    from transformers import GenerationConfig
+
+    directory = tmp_path_factory.mktemp("ends")
+    (directory / "model.safetensors").symlink_to(saved("llama")[0] / "model.safetensors")
+    config = json.loads((saved("llama")[0] / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"eos_token_id": config_eos}))
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    theirs = GenerationConfig.from_pretrained(directory).eos_token_id
+    theirs = config_eos if theirs is None else theirs
+    expected = set(theirs) if isinstance(theirs, list) else {theirs} - {None}
+    assert open_directory(directory).eos_token_ids == expected
+
+
+def test_a_switch_that_is_a_text(broken):
+    (broken / "generation_config.json").write_text(json.dumps({"do_sample": "false"}))
+    assert "do_sample to 'false': it must be true or false" in refused(broken)
+
+
+def test_a_dtype_that_is_no_name(broken):
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps(config | {"dtype": {"default": "float32"}}))
+    assert "must be the name of one" in refused(broken)
+
+
+@pytest.mark.parametrize("device", ["cpu:0", torch.device("cpu"), "auto"])
+def test_devices_by_other_names(saved, device):
+    decoder = load(saved("llama")[0], device=device).decoder
+    gpu = device == "auto" and torch.cuda.is_available()
+    assert decoder.embedding.device.type == ("cuda" if gpu else "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", "auto"])
+def test_a_gpu_by_its_names(saved, device):
+    found = use_device(device)
+    assert found.type == "cuda" and torch.cuda.current_device() == (found.index or 0)
+    assert load(saved("llama")[0], device=device).decoder.embedding.device.type == "cuda"
+
+
+def test_a_gpu_with_a_number_becomes_the_current_one(monkeypatch):
+    """Kernels, graphs and events go to the current device."""
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    assert use_device("cuda:1") == torch.device("cuda:1") and chosen == [torch.device("cuda:1")]
+    assert use_device("cuda") == use_device("auto") == torch.device("cuda") and len(chosen) == 1
+    with pytest.raises(ValueError, match="last GPU that PyTorch sees is 'cuda:1'"):
+        use_device("cuda:2")
+
+
+@pytest.mark.parametrize("wanted, device, stored, expected", [
+    ("auto", "cpu", "float16", torch.float32),
+    ("auto", "cuda", "float16", torch.float16),
+    ("auto", "cuda", None, torch.bfloat16),
+    ("float16", "cuda", "bfloat16", torch.float16),
+    (torch.bfloat16, "cpu", None, torch.bfloat16),
+])
+def test_the_dtype_that_is_chosen(wanted, device, stored, expected):
+    assert choose_dtype(wanted, torch.device(device), stored) == expected
+
+
+def test_a_stored_dtype_that_is_not_supported():
+    with pytest.raises(ValueError, match="'float8_e4m3fn' is not supported"):
+        choose_dtype("auto", torch.device("cuda"), "float8_e4m3fn")
+
+
+def test_upper_case_endings(tmp_path):
+    (tmp_path / "MODEL.GGUF").write_bytes(b"nothing")
+    assert "not a whole GGUF file" in refused(tmp_path / "MODEL.GGUF")

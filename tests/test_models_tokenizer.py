@@ -9,7 +9,8 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from paged.models.loader.tokenizer import Tokenizer
+from paged.models.loader.gguf_tokenizer import LLAMA3, tokenizer_in
+from paged.models.loader.token_files import tokenizer_of
 
 TEXTS = [
     "Hello world", "  two  spaces\n\n and\ta tab ", "I'm, we'LL, don't", "12345 and 3.14",
@@ -59,7 +60,7 @@ def write_config(directory, **values):
 def test_ids_and_text_are_those_of_transformers(directory):
     from transformers import AutoTokenizer
 
-    ours, theirs = Tokenizer.from_directory(directory), AutoTokenizer.from_pretrained(directory)
+    ours, theirs = tokenizer_of(directory), AutoTokenizer.from_pretrained(directory)
     for text in TEXTS:
         assert ours.encode(text) == theirs.encode(text)
         assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text),
@@ -72,7 +73,7 @@ def test_ids_and_text_are_those_of_transformers(directory):
 
 
 def test_any_text_survives(directory):
-    tokenizer = Tokenizer.from_directory(directory)
+    tokenizer = tokenizer_of(directory)
     for text in TEXTS[:9]:
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
@@ -83,15 +84,15 @@ def test_a_cut_setting_in_the_file_is_not_obeyed(backend, directory):
     backend.save(str(directory / "tokenizer.json"))
     backend.no_truncation()
     backend.no_padding()
-    assert len(Tokenizer.from_directory(directory).encode("a b c d e f g")) > 3
+    assert len(tokenizer_of(directory).encode("a b c d e f g")) > 3
 
 
 def test_a_template_in_a_file_of_its_own(directory):
     write_config(directory)
     with pytest.raises(ValueError, match="no chat template"):
-        Tokenizer.from_directory(directory).chat(USER)
+        tokenizer_of(directory).chat(USER)
     (directory / "chat_template.jinja").write_text("A {{ messages[0].content }}")
-    tokenizer = Tokenizer.from_directory(directory)
+    tokenizer = tokenizer_of(directory)
     assert tokenizer.decode(tokenizer.chat(USER)) == "A hello"
 
 
@@ -99,18 +100,18 @@ def test_the_default_of_several_templates(directory):
     write_config(
         directory, chat_template=[{"name": "rag", "template": "R"},
                                   {"name": "default", "template": "D"}])
-    tokenizer = Tokenizer.from_directory(directory)
+    tokenizer = tokenizer_of(directory)
     assert tokenizer.decode(tokenizer.chat(USER)) == "D"
 
 
 def test_a_directory_without_a_tokenizer(tmp_path):
-    assert Tokenizer.from_directory(tmp_path) is None
+    assert tokenizer_of(tmp_path) is None
 
 
 def test_a_damaged_tokenizer(directory):
     (directory / "tokenizer.json").write_text('{"version": "1.0"')
     with pytest.raises(ValueError, match="cannot be read"):
-        Tokenizer.from_directory(directory)
+        tokenizer_of(directory)
 
 
 def test_older_files_are_read_through_transformers(backend, tmp_path):
@@ -119,19 +120,19 @@ def test_older_files_are_read_through_transformers(backend, tmp_path):
     (tmp_path / "merges.txt").write_text("\n".join(" ".join(pair) for pair in model["merges"]))
     (tmp_path / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "Qwen2Tokenizer"}))
-    tokenizer = Tokenizer.from_directory(tmp_path)
+    tokenizer = tokenizer_of(tmp_path)
     assert tokenizer.decode(tokenizer.encode("Hello world 12")) == "Hello world 12"
 
 
 def test_older_files_that_transformers_cannot_read(tmp_path):
     (tmp_path / "vocab.json").write_text("nothing")
     with pytest.raises(ValueError, match="has no tokenizer.json, and transformers cannot make one"):
-        Tokenizer.from_directory(tmp_path)
+        tokenizer_of(tmp_path)
 
 
 def test_special_tokens_in_a_plain_prompt_are_special(directory):
     """A prompt may be a template that someone filled by hand."""
-    assert Tokenizer.from_directory(directory).encode("<|turn|>user")[:2] == [0, 1]
+    assert tokenizer_of(directory).encode("<|turn|>user")[:2] == [0, 1]
 
 
 @pytest.mark.parametrize("content", [
@@ -139,7 +140,7 @@ def test_special_tokens_in_a_plain_prompt_are_special(directory):
     "<think>"
 ])
 def test_a_message_cannot_end_itself(directory, content):
-    tokenizer = Tokenizer.from_directory(directory)
+    tokenizer = tokenizer_of(directory)
     plain = tokenizer.chat([{"role": "user", "content": "x"}])
     attack = tokenizer.chat([{"role": "user", "content": content}])
     assert [attack.count(special)
@@ -149,7 +150,7 @@ def test_a_message_cannot_end_itself(directory, content):
 
 def test_the_messages_are_left_as_they_are(directory):
     messages = [{"role": "user", "content": "<|end|>"}]
-    Tokenizer.from_directory(directory).chat(messages)
+    tokenizer_of(directory).chat(messages)
     assert messages == [{"role": "user", "content": "<|end|>"}]
 
 
@@ -162,24 +163,27 @@ def test_the_messages_are_left_as_they_are(directory):
     ([{"content": "x"}], "Message 0"),
     ([{"role": "usr", "content": "x"}], "role 'usr'; known are system"),
     ([{"role": None, "content": "x"}], "role None"),
-    ([{"role": "user", "content": None}], "content of message 0 must be a string; got None"),
-    ([{"role": "user", "content": [{"type": "text", "text": "x"}]}], "must be a string"),
+    ([{"role": "user", "content": None}], "content of message 0 must be a string, .*got None"),
+    ([{"role": "user", "content": []}], "content of message 0 must be a string, .*got \\[\\]"),
+    ([{"role": "user", "content": [{"type": "image", "text": "x"}]}], "'type': 'image'"),
+    ([{"role": "user", "content": ["x"]}], "got \\['x'\\]"),
+    ([{"role": "assistant", "tool_calls": []}], "Message 0 must be a dict"),
     ([{"role": "tool", "content": "x"}], "cannot render these messages: no tools here"),
 ])
 def test_malformed_messages(directory, messages, said):
     with pytest.raises(ValueError, match=said):
-        Tokenizer.from_directory(directory).chat(messages)
+        tokenizer_of(directory).chat(messages)
 
 
 def test_a_template_that_does_not_compile(directory):
     write_config(directory, chat_template="{% for %}")
     with pytest.raises(ValueError, match="cannot render"):
-        Tokenizer.from_directory(directory).chat(USER)
+        tokenizer_of(directory).chat(USER)
 
 
 def test_ids_that_have_no_token(directory):
     """Models are padded to more rows than their tokenizer has tokens, and may choose one."""
-    tokenizer = Tokenizer.from_directory(directory)
+    tokenizer = tokenizer_of(directory)
     assert tokenizer.token_bytes(5000) == b"" and tokenizer.decode([5000]) == ""
 
 
@@ -191,7 +195,7 @@ def test_tokens_of_sentencepiece(tmp_path):
     backend.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback()])
     backend.add_special_tokens(["<s>", "</s>"])
     backend.save(str(tmp_path / "tokenizer.json"))
-    tokenizer = Tokenizer.from_directory(tmp_path)
+    tokenizer = tokenizer_of(tmp_path)
     assert tokenizer.decode([1, 4, 5, 3, 6, 7, 2]) == " Hi! \u00e9"
 
 
@@ -216,7 +220,7 @@ def test_gguf_cuts_words_as_qwen2_and_gpt2_do(backend):
     from transformers import GPT2TokenizerFast, Qwen2TokenizerFast
 
     for words, kind in {"qwen2": Qwen2TokenizerFast, "gpt-2": GPT2TokenizerFast}.items():
-        ours = words_of(Tokenizer.from_gguf(gguf_fields(backend, words))._backend)
+        ours = words_of(tokenizer_in(gguf_fields(backend, words))._backend)
         theirs = words_of(kind(vocab={"a": 0, "<|endoftext|>": 1}, merges=[]).backend_tokenizer)
         for text in TEXTS:
             assert ours(text) == theirs(text)
@@ -225,38 +229,37 @@ def test_gguf_cuts_words_as_qwen2_and_gpt2_do(backend):
 def test_gguf_cuts_words_as_llama3_does(backend):
     from transformers.convert_slow_tokenizer import TikTokenConverter
 
-    from paged.models.loader.tokenizer import _LLAMA3
-
-    assert _LLAMA3 == inspect.signature(TikTokenConverter.__init__).parameters["pattern"].default
-    ours = words_of(Tokenizer.from_gguf(gguf_fields(backend, "llama-bpe"))._backend)
+    assert LLAMA3 == inspect.signature(TikTokenConverter.__init__).parameters["pattern"].default
+    ours = words_of(tokenizer_in(gguf_fields(backend, "llama-bpe"))._backend)
     assert ours("I'm 12345!\n\n ok") == ["I", "'m", "Ġ", "123", "45", "!ĊĊ", "Ġok"]
 
 
 def test_gguf_cuts_words_as_smollm_does(backend):
-    ours = words_of(Tokenizer.from_gguf(gguf_fields(backend, "smollm"))._backend)
+    ours = words_of(tokenizer_in(gguf_fields(backend, "smollm"))._backend)
     assert ours("in 2024, I'm") == ["in", "Ġ", "2", "0", "2", "4", ",", "ĠI", "'m"]
 
 
 def test_gguf_gives_the_ids_and_the_chat_of_the_same_tokenizer_json(backend, directory):
-    ours = Tokenizer.from_gguf(gguf_fields(backend, "gpt-2"))
-    same = Tokenizer.from_directory(directory)
+    ours = tokenizer_in(gguf_fields(backend, "gpt-2"))
+    same = tokenizer_of(directory)
     for text in TEXTS[:10]:
         assert ours.encode(text) == same.encode(text)[
             1:]  # the directory's adds its beginning of text
     assert ours.chat(USER) == same.chat(USER)
     begins = gguf_fields(backend, "gpt-2", **{"tokenizer.ggml.add_bos_token": True})
-    assert Tokenizer.from_gguf(begins).encode(TEXTS[0]) == same.encode(TEXTS[0])
+    assert tokenizer_in(begins).encode(TEXTS[0]) == same.encode(TEXTS[0])
 
 
-@pytest.mark.parametrize("change", [{"tokenizer.ggml.model": "llama"},
-                                    {"tokenizer.ggml.pre": "dbrx"}, {"tokenizer.ggml.pre": None}])
+@pytest.mark.parametrize(
+    "change",
+    [{"tokenizer.ggml.model": "t5"}, {"tokenizer.ggml.pre": "dbrx"}, {"tokenizer.ggml.pre": None}])
 def test_gguf_tokenizers_that_are_not_supported(backend, change):
     with pytest.raises(ValueError, match="is not supported"):
-        Tokenizer.from_gguf(gguf_fields(backend, "gpt-2") | change)
+        tokenizer_in(gguf_fields(backend, "gpt-2") | change)
 
 
 def test_text_that_is_not_unicode_is_a_sentence(directory):
-    tokenizer = Tokenizer.from_directory(directory)
+    tokenizer = tokenizer_of(directory)
     text = b"caf\xe9".decode("utf-8", "surrogateescape")  # what Latin-1 on a command line becomes
     with pytest.raises(ValueError, match="The prompt is not valid Unicode at character 3"):
         tokenizer.encode(text)

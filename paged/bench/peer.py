@@ -21,8 +21,8 @@ from paged.bench.common import check_output, machine
 from paged.bench.workload import random_model, with_other_first_tokens
 from paged.checks import whole_number
 from paged.llm import LLM
-from paged.models.config import from_huggingface
-from paged.models.loader import use_device
+from paged.device import use_device
+from paged.models.loader.configs import from_huggingface
 from paged.sampling import SamplingParams
 
 SMOLLM2: dict[str, Any] = {

@@ -29,7 +29,8 @@ from paged.engine import Engine
 from paged.llm import LLM, short_collections
 from paged.models.config import ModelConfig
 from paged.models.decoder import Decoder
-from paged.models.loader import Loaded, room_for_weights, use_device
+from paged.device import use_device
+from paged.models.loader import Loaded, room_for_weights
 from paged.sampling import SamplingParams
 
 VOCABULARY = 10_000  # token ids that prompts are drawn from

@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paged.models.config import ModelConfig
+from paged.models.rotary import rotary_frequencies
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # (layer, q, k, v) -> out, shaped like q
 
@@ -69,10 +70,10 @@ class Layer(nn.Module):
                           c.attention_bias, **at)
         self.q_norm = _weight(c.head_dim, **at) if c.qk_norm else None
         self.k_norm = _weight(c.head_dim, **at) if c.qk_norm else None
-        self.out = Linear(c.num_heads * c.head_dim, c.hidden_size, False, **at)
+        self.out = Linear(c.num_heads * c.head_dim, c.hidden_size, c.output_bias, **at)
         self.mlp_norm = _weight(c.hidden_size, **at)
-        self.gate_up = Linear(c.hidden_size, 2 * c.intermediate_size, False, **at)
-        self.down = Linear(c.intermediate_size, c.hidden_size, False, **at)
+        self.gate_up = Linear(c.hidden_size, 2 * c.intermediate_size, c.mlp_bias, **at)
+        self.down = Linear(c.intermediate_size, c.hidden_size, c.mlp_bias, **at)
 
 
 class PlainOperations:
@@ -129,7 +130,8 @@ class Decoder(nn.Module):
                            dtype)
         if tied:
             self.head.weight = self.embedding
-        self.register_buffer("frequencies", rotary_frequencies(config).to(device), persistent=False)
+        frequencies, self.rotary_factor = rotary_frequencies(config)
+        self.register_buffer("frequencies", frequencies.to(device), persistent=False)
 
     def run(self, x, operations):
         """The layers, from the embeddings x [N, hidden] to the residual stream before the final
@@ -155,10 +157,10 @@ class Decoder(nn.Module):
         return self.head(hidden).float()
 
     def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin [N, 1, head_dim] for `rotate`, in float32; the first half of sin is negated
-        for it."""
+        """cos and sin [N, 1, head_dim] for `rotate`, in float32, times the scaling's factor; the
+        first half of sin is negated for it."""
         angles = positions.float()[:, None] * self.frequencies
-        cos, sin = angles.cos(), angles.sin()
+        cos, sin = angles.cos() * self.rotary_factor, angles.sin() * self.rotary_factor
         return torch.cat((cos, cos), -1)[:, None], torch.cat((-sin, sin), -1)[:, None]
 
     def pack(self) -> Decoder:
@@ -192,10 +194,16 @@ class Decoder(nn.Module):
                 places[at + "self_attn.q_norm.weight"] = layer.q_norm
                 places[at + "self_attn.k_norm.weight"] = layer.k_norm
             places[at + "self_attn.o_proj.weight"] = layer.out.weight
+            if c.output_bias:
+                places[at + "self_attn.o_proj.bias"] = layer.out.bias
             places[at + "post_attention_layernorm.weight"] = layer.mlp_norm
             gate, up = layer.gate_up.weight.chunk(2)
             places[at + "mlp.gate_proj.weight"], places[at + "mlp.up_proj.weight"] = gate, up
             places[at + "mlp.down_proj.weight"] = layer.down.weight
+            if c.mlp_bias:
+                gate, up = layer.gate_up.bias.chunk(2)
+                places[at + "mlp.gate_proj.bias"], places[at + "mlp.up_proj.bias"] = gate, up
+                places[at + "mlp.down_proj.bias"] = layer.down.bias
         return places
 
 
@@ -217,24 +225,6 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """
     wide = x.float()
     return torch.addcmul(wide * cos, wide.roll(x.shape[-1] // 2, -1), sin).to(x.dtype)
-
-
-def rotary_frequencies(config: ModelConfig) -> Tensor:
-    """Radians a position, float32 [head_dim / 2], after the config's scaling for long contexts."""
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    frequencies = 1.0 / config.rope_theta**exponents
-    scaling = config.rope_scaling
-    if scaling is None:
-        return frequencies
-    slowed = frequencies / scaling["factor"]
-    if scaling["rope_type"] == "linear":
-        return slowed
-    # Llama 3: waves short against the original context stay, long ones are slowed, and between the
-    # two bounds (in turns over the original context) the two are blended.
-    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-    turns = scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi)
-    keep = ((turns - low) / (high - low)).clamp(0, 1)
-    return keep * frequencies + (1 - keep) * slowed
 
 
 def random_decoder(config: ModelConfig, seed: int = 0, device="cpu",

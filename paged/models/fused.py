@@ -26,17 +26,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paged.device import Card, device_properties
 from paged.kernels.elementwise import rotate_and_store, rotation_table, silu_mul
 from paged.kernels.products import product, qkv_product
 from paged.kv_cache import PagedKVCache
-from paged.models.decoder import Decoder, rms_norm
+from paged.models.config import ModelConfig
+from paged.models.decoder import Decoder, Linear, rms_norm
 from paged.seats import Prepared
 
 Attend = Callable[[int, Tensor], Tensor]  # (layer, q) -> out; K and V are in the cache already
 
-NARROW = 128
-"""Tokens up to which our products beat the library's with the kernels between them, measured on an
-H200."""
+
+def most_tokens(config: ModelConfig, dtype: torch.dtype, card: Card) -> int:
+    """Tokens up to which our products beat the library's with the kernels between them.
+
+    Ours win by what they save between the products, and lose, the more tokens there are, by reading
+    less cleverly. Small layers leave much to save: those that the L2 cache holds whole, up to 128
+    tokens; those up to nearly twice its size, up to 32. Measured on an H200 (`bench products`).
+    """
+    if config.output_bias or config.mlp_bias:  # not in our products
+        return 0
+    heads = config.num_heads + config.num_kv_heads  # those of K and V are as many as two of Q and O
+    weights = config.hidden_size * (2 * heads * config.head_dim + 3 * config.intermediate_size)
+    share = weights * dtype.itemsize / card.l2_cache
+    return 128 if share < 1 else 32 if share < 1.8 else 0
 
 
 class FusedModel:
@@ -47,17 +60,22 @@ class FusedModel:
             matrices behind them. Weights must not be loaded into it again.
         kv: the cache that K and V are written to.
         max_positions: positions that the rotary table covers.
-        narrow: up to so many tokens go through our products rather than the library's.
+        narrow: up to so many tokens go through our products rather than the library's; None asks
+            `most_tokens`.
     """
 
     def __init__(self, decoder: Decoder, kv: PagedKVCache, max_positions: int,
-                 narrow: int = NARROW):
-        self.decoder, self.kv, self.config, self.narrow = decoder, kv, decoder.config, narrow
-        self.rotation = rotation_table(decoder.frequencies, max_positions)
+                 narrow: int | None = None):
+        self.decoder, self.kv, self.config = decoder, kv, decoder.config
+        dtype = decoder.embedding.dtype
+        self.narrow = (most_tokens(decoder.config, dtype, device_properties(kv.data.device))
+                       if narrow is None else narrow)
+        self.rotation = rotation_table(decoder.frequencies, max_positions) * decoder.rotary_factor
         absorb_norms(decoder)
-        # float16 ends at 65,504, which a product of numbers not yet scaled may pass: there the norm
-        # stays in front.
-        self.scale_late = decoder.embedding.dtype != torch.float16
+        # float16 ends at 65,504, which a product of numbers not yet scaled may pass, and a bias is
+        # added behind the scale: there the norm stays in front.
+        self.scale_late = (decoder.embedding.dtype != torch.float16
+                           and not decoder.config.mlp_bias)
 
     def operations(self, step: Prepared, attend: Attend):
         """The operations for the tokens of one step."""
@@ -103,14 +121,20 @@ class LibraryProducts(_Fused):
         return rotate_and_store(qkv, scaled_by, *self.heads(layer))
 
     def output(self, layer, mixed, x):
-        return x.addmm_(mixed, layer.out.weight.t())
+        return self._added(x, mixed, layer.out)
 
     def gate_up(self, layer, x):
         normed, scaled_by = self._normed(x)
-        return silu_mul(F.linear(normed, layer.gate_up.weight), scaled_by, self.eps)
+        gate_up = F.linear(normed, layer.gate_up.weight, layer.gate_up.bias)
+        return silu_mul(gate_up, scaled_by, self.eps)
 
     def down(self, layer, hidden, x):
-        return x.addmm_(hidden, layer.down.weight.t())
+        return self._added(x, hidden, layer.down)
+
+    @staticmethod
+    def _added(x: Tensor, hidden: Tensor, linear: Linear) -> Tensor:
+        x.addmm_(hidden, linear.weight.t())
+        return x if linear.bias is None else x.add_(linear.bias)
 
 
 class OurProducts(_Fused):

@@ -74,8 +74,9 @@ class GGUFFile:
             # Such files interleave each head's halves, so that the partner of a number stands
             # beside it (0, d/2, 1, d/2 + 1, ...). The decoder keeps the halves apart.
             heads = config.num_heads if part[1] == "q" else config.num_kv_heads
-            pairs = values.view(heads, -1, 2, values.shape[-1])
-            values = pairs.transpose(1, 2).reshape(values.shape)
+            if values.shape[0] % (2 * heads) == 0:  # else the wrong shape is told when it is used
+                pairs = values.view(heads, -1, 2, *values.shape[1:])
+                values = pairs.transpose(1, 2).reshape(values.shape)
         return values
 
 
@@ -90,7 +91,8 @@ class _Reader(gguf.GGUFReader):
 
 
 def _huggingface_name(name: str) -> str:
-    *block, module, kind = name.split(".")  # blk.3.attn_q.weight
-    if module not in _NAMES:
+    found = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(\w+)", name)  # blk.3.attn_q.weight
+    if found is None or found[2] not in _NAMES:
         return name
-    return (f"model.layers.{block[1]}." if block else "") + f"{_NAMES[module]}.{kind}"
+    block = "" if found[1] is None else f"model.layers.{found[1]}."
+    return f"{block}{_NAMES[found[2]]}.{found[3]}"

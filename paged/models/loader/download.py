@@ -1,0 +1,42 @@
+"""Models from the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+WANTED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
+# Folders hold other formats, but for further chat templates; so do these files.
+UNWANTED = ("*/*.safetensors", "*/*.json", "*/*.txt", "*/*.model", "consolidated*.safetensors",
+            "adapter_*")
+
+
+def download(model: str) -> Path:
+    """Fetch a model into the Hub's own cache; only what is read here, only once.
+
+    Raises FileNotFoundError for what is no id or has no model, ValueError for what needs a
+    permission, and ConnectionError without a network.
+    """
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+",
+                        model) or model.startswith(".") or model.lower().endswith(".gguf"):
+        raise FileNotFoundError(
+            f"There is no model at {model!r}: give a Hugging Face directory, a .gguf "
+            "file, a Hub id like 'Qwen/Qwen3-0.6B', or 'default'.")
+    from huggingface_hub import errors, snapshot_download
+
+    try:
+        return Path(
+            snapshot_download(model, allow_patterns=list(WANTED), ignore_patterns=list(UNWANTED)))
+    except errors.GatedRepoError as error:
+        raise ValueError(
+            f"The Hub gives {model!r} only to those who have accepted its terms: do so on its "
+            "page, log in with `hf auth login`, and try again.") from error
+    except errors.RepositoryNotFoundError as error:
+        raise FileNotFoundError(
+            f"There is no directory {model!r} here and no such model on the Hugging Face "
+            "Hub; check the name (a private model needs `hf auth login`).") from error
+    except (errors.HfHubHTTPError, OSError) as error:
+        raise ConnectionError(
+            f"{model!r} is no directory here, and the Hugging Face Hub cannot be reached "
+            "to download it: connect to a network, or name a local directory, a .gguf "
+            "file or 'default'.") from error
