@@ -4,7 +4,7 @@ For a handful of tokens a layer's products cost what reading the weights costs, 
 kernel between them (norm, activation, residual, rotary embedding, storing K and V) costs as much
 again in starting and waiting. Here they ride along with the products:
 
-    qkv_product    [scale] ► product ► per-head RMSNorm ► rotary embedding ► q; K and V to their slots
+    qkv_product    [scale] ► product ► per-head RMSNorm ► rotary embedding ► q; K, V to their slots
     product        [scale] ► product ► silu(gate) × up
     product                  product ► + residual ► x and its sums of squares
 
