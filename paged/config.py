@@ -67,11 +67,11 @@ class Speedups:
     """What makes the GPU engine fast, each to be switched off on its own.
 
     Attributes:
-        graphs: replay CUDA graphs, for every step of up to 16,384 tokens.
-        fused: fused operations instead of plain ones (without them nothing below applies, and no
-            graphs). None: on a GPU; elsewhere they run in Triton's interpreter.
-        narrow_products: take steps of few tokens through products that carry all that lies between
-            them.
+        graphs: replay CUDA graphs, for every step of up to 16,384 tokens; of fused operations only.
+        fused: fused operations instead of plain ones. None: on a GPU; True elsewhere runs them in
+            Triton's interpreter.
+        narrow_products: of the fused ones, for steps of few tokens, those whose products carry all
+            that lies between them.
         run_ahead: launch a step before the tokens of the one before are read. None: on a GPU.
     """
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from paged.batch import Batch
+from paged.sampling import REPETITION
 
 
 class Seats:
@@ -35,6 +36,7 @@ class Seats:
         self.tables = self._zeros(num_seats + 1, table_width, dtype=torch.int32)
         self.tokens = self._zeros(num_seats + 1, dtype=torch.int32)
         self.floats = self._zeros(num_seats + 1, 6, dtype=torch.float32)
+        self.floats[:, REPETITION] = 1  # padding has no penalty: its history is not read
         self.integers = self._zeros(num_seats + 1, 3, dtype=torch.int64)
         self.history = self._zeros(num_seats + 1, vocab_size, dtype=torch.int16)
 

@@ -22,7 +22,7 @@ from paged.config import Speedups
 from paged.kernels.products import product, qkv_product
 from paged.memory import GiB, MiB
 from paged.models.decoder import Decoder, random_decoder
-from paged.models.fused import FusedModel
+from paged.models.fused import NARROW, FusedModel
 from paged.models.loader import Loaded
 from paged.models.loader.default_model import FILE, cache_directory
 from paged.seats import Prepared

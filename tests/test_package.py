@@ -6,6 +6,7 @@ browser). A wheel built from this tree works in an empty folder, where the noteb
 them, run to the end.
 """
 
+import ast
 import json
 import os
 import re
@@ -140,3 +141,40 @@ def test_first_cell_installs_what_is_missing(notebook):
     wanted = sync.install_from_repository(f"try:\n    import paged\nexcept ModuleNotFoundError:\n"
                                           f"    %pip install -q {sync.FROM_CHECKOUT}")
     assert first == wanted and "git+https://" in first
+
+
+def floors() -> dict[str, int]:
+    """{module or room: its floor}, from the map in paged/README.md."""
+    block = re.search(r"```text\n(.*?)```", (ROOT / "paged/README.md").read_text(encoding="utf-8"),
+                      re.S)
+    found, floor = {}, -1
+    for line in block[1].splitlines():
+        number, names = re.match(r"(\d?)\s+([^ ].*?)(?:\s{4,}.*)?$", line).groups()
+        floor = int(number) if number else floor
+        found |= {name.rstrip("/"): floor for name in names.split()}
+    return found
+
+
+def test_a_module_imports_from_its_own_floor_and_below():
+    """The map names every module of the package, and no import goes up."""
+    floor_of, there = floors(), set()
+    for path in sorted((ROOT / "paged").rglob("*.py")):
+        name = path.relative_to(ROOT / "paged").parts[0].removesuffix(".py")
+        if name == "__init__":  # attributes that are imported when they are asked for
+            continue
+        there.add(name)
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for_types = [
+            child for node in ast.walk(tree)
+            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            for child in ast.walk(node)
+        ]
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.ImportFrom) or node in for_types:
+                continue
+            package, *rooms = node.module.split(".")
+            if package == "paged":
+                imported = rooms[:1] or [alias.name for alias in node.names]
+                for other in imported:
+                    assert floor_of[other] <= floor_of[name], f"{path} imports paged.{other}"
+    assert there == set(floor_of), "the map and the package differ"

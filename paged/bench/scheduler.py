@@ -1,6 +1,6 @@
 """Cost of scheduling and block logic a step, without a model: `python -m paged bench scheduler`.
 
-A runner that does nothing answers at once, so that a step is all Python: schedule, build the lists,
+A runner that does nothing answers at once, so that a step is all Python: schedule, build the batch,
 enter the tokens, fill and register blocks. Contexts of several lengths show whether the cost grows
 with them.
 """
@@ -22,7 +22,9 @@ from paged.slots import blocks_needed
 
 
 class NoModel:
-    """Answers every request with the same token."""
+    """Answers every request with the same token. Reads no lists, as the model runner."""
+
+    needs_lists = False
 
     def execute(self, batch) -> list[int]:
         """One token a request."""

@@ -267,7 +267,7 @@ def _kind(name: str) -> str:
     """Which part of a step a kernel belongs to, by its name."""
     for kind, words in {
             "attention": ("_decode_kernel", "_prefill_kernel", "flash", "Flash", "fmha"),
-            "sampling": ("_weigh_kernel", "_draw_kernel"),
+            "sampling": ("_weigh_kernel", "_cut_kernel", "_draw_kernel"),
             "copies": ("Memcpy", "Memset"),
             "norm, rotary, store, activation": ("norm", "_store_kernel", "_silu_mul"),
             "products": ("_product_kernel", "_qkv_kernel", "gemm", "gemv", "nvjet", "cutlass",

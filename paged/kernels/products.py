@@ -4,19 +4,20 @@ For a handful of tokens a layer's products cost what reading the weights costs, 
 kernel between them (norm, activation, residual, rotary embedding, storing K and V) costs as much
 again in starting and waiting. Here they ride along with the products:
 
-    qkv_product    [scale] ► product ► per-head RMSNorm ► rotary embedding ► q, and K and V into their slots
+    qkv_product    [scale] ► product ► per-head RMSNorm ► rotary embedding ► q; K, V to their slots
     product        [scale] ► product ► silu(gate) × up
     product                  product ► + residual ► x and its sums of squares
 
-The weight of an RMSNorm is in the matrix that follows it (`models/fused_decoder.py`); what is left
-of the norm is one factor a token, and a factor may as well be applied behind the product: norm(x) @
-    W.T = (x @ W.T) × scale. The scale
-needs all of x: every program that writes a part of x leaves the sum of its squares.
+The weight of an RMSNorm is in the matrix that follows it (`models/fused.py`); what is left of the
+norm is one factor a token, and a factor may as well be applied behind the product:
+norm(x) @ W.T = (x @ W.T) × scale. The scale needs all of x: every program that writes a part of x
+leaves the sum of its squares.
 
 A program owns a tile [OUTPUTS, TOKENS] of outputs: rows of the weight times tokens, so that a few
 tokens are the narrow side of the matrix instruction; the programs of a weight tile follow each
-other, so that the tile comes from memory once. Where that makes too few programs to fill the card, SPLIT of
-them share a tile, each a part of the width; the last to finish adds up, always in the same order.
+other, so that the tile comes from memory once. Where that makes too few programs to fill the card,
+SPLIT of them share a tile, each a part of the width; the last to finish adds up, always in the same
+order.
 """
 
 from __future__ import annotations

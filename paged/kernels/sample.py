@@ -2,8 +2,8 @@
 waiting for the CPU.
 
     weigh   every slice of every row: its largest logit, its smallest, its sum of weights
-    draw    a row with a filter: the level down to which tokens stay, and the sums of what stays;
-            then one random number picks a slice, and reads that slice again to pick the token
+    cut     rows with a filter: the level down to which tokens stay, and the sums of what stays
+    draw    one random number a row picks a slice, and reads that slice again to pick the token
 
 A weight is exp((logit − largest) / temperature). top-k, top-p and min-p all keep a beginning of the
 tokens in falling order, so one number says what stays, the level; of the tokens exactly at it, the
@@ -243,23 +243,54 @@ def _weigh_what_stays(logits_ptr, floats_ptr, history_ptr, top_ptr, weight_ptr, 
 
 
 @triton.jit
-def _cut_row(logits_ptr, floats_ptr, integers_ptr, history_ptr, top_ptr, bottom_ptr, weight_ptr,
-             ties_ptr, row, seat, vocab_size, best, sharpness, SLICES: tl.constexpr,
-             PADDED: tl.constexpr, SLICE: tl.constexpr, LINES: tl.constexpr, COLUMNS: tl.constexpr,
-             PENALIZED: tl.constexpr):
+def _cut_row(logits_ptr, floats_ptr, integers_ptr, history_ptr, top_ptr, weight_ptr, ties_ptr, row,
+             seat, vocab_size, low, best, sharpness, SLICES: tl.constexpr, SLICE: tl.constexpr,
+             LINES: tl.constexpr, COLUMNS: tl.constexpr, PENALIZED: tl.constexpr):
     """Level and `stay` of a row with a filter, and what stays of its slices, in their place."""
-    part = tl.arange(0, PADDED)
-    low = tl.min(tl.load(bottom_ptr + row * SLICES + part, mask=part < SLICES, other=float("inf")),
-                 0)
-    min_p = tl.load(floats_ptr + seat * _FLOATS + _MIN_P)
-    if min_p > 0:
-        low = tl.maximum(low, best + tl.log2(min_p) / sharpness)
     level, stay = _cut(logits_ptr, floats_ptr, history_ptr, row, seat, vocab_size, low, best,
                        sharpness, tl.load(integers_ptr + seat * _INTEGERS + _TOP_K),
                        tl.load(floats_ptr + seat * _FLOATS + _TOP_P), LINES, COLUMNS, PENALIZED)
     _weigh_what_stays(logits_ptr, floats_ptr, history_ptr, top_ptr, weight_ptr, ties_ptr, row, seat,
-                      vocab_size, level, stay, sharpness, SLICES, SLICE, LINES // 2, PENALIZED)
+                      vocab_size, level, stay, sharpness, SLICES, SLICE, LINES, PENALIZED)
     return level, stay
+
+
+@triton.jit
+def _cut_kernel(logits_ptr, seats_ptr, floats_ptr, integers_ptr, history_ptr, top_ptr, bottom_ptr,
+                weight_ptr, ties_ptr, level_ptr, stay_ptr, vocab_size, SLICES: tl.constexpr,
+                PADDED: tl.constexpr, SLICE: tl.constexpr, LINES: tl.constexpr,
+                COLUMNS: tl.constexpr, EARLY: tl.constexpr):
+    start_early(EARLY)
+    row = tl.program_id(0)
+    seat = tl.load(seats_ptr + row)
+    top_k = tl.load(integers_ptr + seat * _INTEGERS + _TOP_K)
+    min_p = tl.load(floats_ptr + seat * _FLOATS + _MIN_P)
+    filtered = (((top_k > 0) & (top_k < vocab_size)) | (min_p > 0)
+                | (tl.load(floats_ptr + seat * _FLOATS + _TOP_P) < 1))
+    tl.store(level_ptr + row, float("-inf"))
+    if (filtered == 0) | (tl.load(floats_ptr + seat * _FLOATS + _TEMPERATURE) == 0):
+        return
+    part = tl.arange(0, PADDED)
+    at = row * SLICES + part
+    tops = tl.load(top_ptr + at, mask=part < SLICES, other=float("-inf"))
+    best = tl.max(tops, 0)
+    broken = (tl.max((tops != tops).to(tl.int32), 0) > 0) | (tl.abs(best) == float("inf"))
+    if broken:
+        return
+    sharpness = _sharpness(floats_ptr, seat)
+    low = tl.min(tl.load(bottom_ptr + at, mask=part < SLICES, other=float("inf")), 0)
+    if min_p > 0:
+        low = tl.maximum(low, best + tl.log2(min_p) / sharpness)
+    if _penalized(floats_ptr, seat):
+        level, stay = _cut_row(logits_ptr, floats_ptr, integers_ptr, history_ptr, top_ptr,
+                               weight_ptr, ties_ptr, row, seat, vocab_size, low, best, sharpness,
+                               SLICES, SLICE, LINES, COLUMNS, True)
+    else:
+        level, stay = _cut_row(logits_ptr, floats_ptr, integers_ptr, history_ptr, top_ptr,
+                               weight_ptr, ties_ptr, row, seat, vocab_size, low, best, sharpness,
+                               SLICES, SLICE, LINES, COLUMNS, False)
+    tl.store(level_ptr + row, level)
+    tl.store(stay_ptr + row, stay)
 
 
 @triton.jit
@@ -290,10 +321,9 @@ def _first_above(weight, threshold, place):
 
 @triton.jit
 def _draw_kernel(logits_ptr, seats_ptr, seq_lens_ptr, samples_ptr, floats_ptr, integers_ptr,
-                 history_ptr, top_ptr, bottom_ptr, index_ptr, weight_ptr, ties_ptr, tokens_ptr,
-                 out_ptr, turn_ptr, vocab_size, out_width, SLICES: tl.constexpr,
-                 PADDED: tl.constexpr, SLICE: tl.constexpr, LINES: tl.constexpr,
-                 COLUMNS: tl.constexpr, EARLY: tl.constexpr):
+                 history_ptr, top_ptr, index_ptr, weight_ptr, ties_ptr, level_ptr, stay_ptr,
+                 tokens_ptr, out_ptr, turn_ptr, vocab_size, out_width, SLICES: tl.constexpr,
+                 PADDED: tl.constexpr, SLICE: tl.constexpr, EARLY: tl.constexpr):
     start_early(EARLY)
     row = tl.program_id(0)
     seat = tl.load(seats_ptr + row)
@@ -309,21 +339,6 @@ def _draw_kernel(logits_ptr, seats_ptr, seq_lens_ptr, samples_ptr, floats_ptr, i
     chosen = tl.min(tl.where(tops == best, index, ANY), 0)
     if (temperature > 0) & (broken == 0):
         sharpness = _sharpness(floats_ptr, seat)
-        level, stay = tl.full([], float("-inf"), tl.float32), tl.full([], ANY, tl.int32)
-        top_k = tl.load(integers_ptr + seat * _INTEGERS + _TOP_K)
-        if ((top_k > 0) & (top_k < vocab_size)
-                | (tl.load(floats_ptr + seat * _FLOATS + _TOP_P) < 1)
-                | (tl.load(floats_ptr + seat * _FLOATS + _MIN_P) > 0)):
-            if penalized:
-                level, stay = _cut_row(logits_ptr, floats_ptr, integers_ptr, history_ptr, top_ptr,
-                                       bottom_ptr, weight_ptr, ties_ptr, row, seat, vocab_size,
-                                       best, sharpness, SLICES, PADDED, SLICE, LINES, COLUMNS, True)
-            else:
-                level, stay = _cut_row(logits_ptr, floats_ptr, integers_ptr, history_ptr, top_ptr,
-                                       bottom_ptr, weight_ptr, ties_ptr, row, seat, vocab_size,
-                                       best, sharpness, SLICES, PADDED, SLICE, LINES, COLUMNS,
-                                       False)
-            tl.debug_barrier()  # all threads of this program have stored their sums
         weights = tl.load(weight_ptr + at, mask=inside, other=0.0)
         weights = tl.where(inside & (tops > float("-inf")),
                            weights * tl.exp2((tops - best) * sharpness), 0.0)
@@ -340,7 +355,9 @@ def _draw_kernel(logits_ptr, seats_ptr, seq_lens_ptr, samples_ptr, floats_ptr, i
             logits = _logits(logits_ptr, floats_ptr, history_ptr, row, seat, token, vocab_size,
                              False)
         weight = tl.exp2((logits - best) * sharpness)
+        level = tl.load(level_ptr + row)
         if level > float("-inf"):
+            stay = tl.load(stay_ptr + row)
             before = tl.load(ties_ptr + row * SLICES + slice)
             weight = tl.where(_stays(logits, level, stay, before, 0), weight, 0.0)
         chosen = _first_above(weight, threshold, token)
@@ -371,13 +388,19 @@ def sample(logits: torch.Tensor, seats: torch.Tensor, seq_lens: torch.Tensor, sa
     top, bottom, weight = torch.empty(3, num_rows, slices, dtype=torch.float32,
                                       device=logits.device)
     index, ties = torch.empty(2, num_rows, slices, dtype=torch.int32, device=logits.device)
+    level = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
+    stay = torch.empty(num_rows, dtype=torch.int32, device=logits.device)
+    shape = {"SLICES": slices, "PADDED": triton.next_power_of_2(slices), "SLICE": slice_size}
     early = early_launch(logits.device)
     floats, integers, history = state.floats, state.integers, state.history
     _weigh_kernel[num_rows, slices](logits, seats, floats, history, top, bottom, index, weight,
                                     vocab_size, SLICE=slice_size, **early)
+    # As many columns as 16 warps load at once, 8 a thread.
+    _cut_kernel[
+        num_rows,
+    ](logits, seats, floats, integers, history, top, bottom, weight, ties, level, stay, vocab_size,
+      LINES=4, COLUMNS=slice_size, num_warps=16, **shape, **early)
     _draw_kernel[
         num_rows,
-    ](logits, seats, seq_lens, samples, floats, integers, history, top, bottom, index, weight, ties,
-      state.tokens, out, turn, vocab_size, out.shape[1], SLICES=slices,
-      PADDED=triton.next_power_of_2(slices), SLICE=slice_size, LINES=8, COLUMNS=min(
-          2048, slice_size), num_warps=16, **early)
+    ](logits, seats, seq_lens, samples, floats, integers, history, top, index, weight, ties, level,
+      stay, state.tokens, out, turn, vocab_size, out.shape[1], **shape, **early)

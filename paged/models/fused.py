@@ -36,6 +36,9 @@ from paged.seats import Prepared
 
 Attend = Callable[[int, Tensor], Tensor]  # (layer, q) -> out; K and V are in the cache already
 
+NARROW = 128
+"""The most tokens that go through our products, for any model."""
+
 
 def most_tokens(config: ModelConfig, dtype: torch.dtype, card: Card) -> int:
     """Tokens up to which our products beat the library's with the kernels between them.
@@ -49,7 +52,7 @@ def most_tokens(config: ModelConfig, dtype: torch.dtype, card: Card) -> int:
     heads = config.num_heads + config.num_kv_heads  # those of K and V are as many as two of Q and O
     weights = config.hidden_size * (2 * heads * config.head_dim + 3 * config.intermediate_size)
     share = weights * dtype.itemsize / card.l2_cache
-    return 128 if share < 1 else 32 if share < 1.8 else 0
+    return NARROW if share < 1 else 32 if share < 1.8 else 0
 
 
 class FusedModel:
@@ -74,8 +77,7 @@ class FusedModel:
         absorb_norms(decoder)
         # float16 ends at 65,504, which a product of numbers not yet scaled may pass, and a bias is
         # added behind the scale: there the norm stays in front.
-        self.scale_late = (decoder.embedding.dtype != torch.float16
-                           and not decoder.config.mlp_bias)
+        self.scale_late = (decoder.embedding.dtype != torch.float16 and not decoder.config.mlp_bias)
 
     def operations(self, step: Prepared, attend: Attend):
         """The operations for the tokens of one step."""
