@@ -157,15 +157,15 @@ def random_asks(generator, vocab_size):
 
 
 @pytest.mark.parametrize("vocab_size", [211, 5000])
-@pytest.mark.parametrize("kind", ["flat", "peaked", "bfloat16", "ties", "holes"])
+@pytest.mark.parametrize("kind", ["flat", "peaked", "bfloat16", "float16", "ties", "holes"])
 def test_the_kernel_draws_what_the_specification_draws(vocab_size, kind):
     """Every filter and penalty together, token for token, and the same histories after."""
     r = random.Random(f"{vocab_size} {kind}")
     rows = 64 if DEVICE == "cuda" else 24
     generator = torch.Generator().manual_seed(r.randrange(10**6))
     logits = torch.randn(rows, vocab_size, generator=generator) * (0.1 if kind == "flat" else 3)
-    if kind == "bfloat16":
-        logits = logits.bfloat16().float()
+    if kind.endswith("float16"):
+        logits = logits.to(getattr(torch, kind))
     if kind == "ties":
         logits = torch.randint(0, 3, (rows, vocab_size), generator=generator).float()
     if kind == "holes":

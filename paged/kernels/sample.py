@@ -54,20 +54,25 @@ def _penalized(floats_ptr, seat):
 
 
 @triton.jit
+def _penalize(x, floats_ptr, history_ptr, seat, token, vocab_size):
+    """The logits x of some tokens after the penalties of their seat."""
+    at = floats_ptr + seat * _FLOATS
+    repetition = tl.load(at + _REPETITION)
+    seen = tl.load(history_ptr + seat.to(tl.int64) * vocab_size + token, mask=token < vocab_size,
+                   other=0).to(tl.int32)
+    count = (seen & (_IN_PROMPT - 1)).to(tl.float32)
+    x = tl.where(seen != 0, tl.where(x > 0, x / repetition, x * repetition), x)
+    return x - tl.load(at + _FREQUENCY) * count - tl.load(at + _PRESENCE) * (count > 0)
+
+
+@triton.jit
 def _logits(logits_ptr, floats_ptr, history_ptr, row, seat, token, vocab_size,
             PENALIZED: tl.constexpr):
     """The logits of some tokens of a row, after the penalties of its seat, float32."""
-    inside = token < vocab_size
-    x = tl.load(logits_ptr + row.to(tl.int64) * vocab_size + token, mask=inside,
+    x = tl.load(logits_ptr + row.to(tl.int64) * vocab_size + token, mask=token < vocab_size,
                 other=float("-inf")).to(tl.float32)
     if PENALIZED:
-        at = floats_ptr + seat * _FLOATS
-        repetition = tl.load(at + _REPETITION)
-        seen = tl.load(history_ptr + seat.to(tl.int64) * vocab_size + token, mask=inside,
-                       other=0).to(tl.int32)
-        count = (seen & (_IN_PROMPT - 1)).to(tl.float32)
-        x = tl.where(seen != 0, tl.where(x > 0, x / repetition, x * repetition), x)
-        x -= tl.load(at + _FREQUENCY) * count + tl.load(at + _PRESENCE) * (count > 0)
+        x = _penalize(x, floats_ptr, history_ptr, seat, token, vocab_size)
     return x
 
 
@@ -108,46 +113,66 @@ def _weigh_kernel(logits_ptr, seats_ptr, floats_ptr, history_ptr, top_ptr, botto
 
 
 @triton.jit
-def _chunk(logits_ptr, floats_ptr, history_ptr, row, seat, start, vocab_size, LINES: tl.constexpr,
-           COLUMNS: tl.constexpr, PENALIZED: tl.constexpr):
-    """The logits of LINES × COLUMNS tokens; a thread holds whole columns, so that sums over lines
-    are its own."""
-    line = tl.arange(0, LINES)[:, None] * COLUMNS
-    return _logits(logits_ptr, floats_ptr, history_ptr, row, seat,
-                   start + line + tl.arange(0, COLUMNS)[None, :], vocab_size, PENALIZED)
+def _tokens(start, LINES: tl.constexpr, COLUMNS: tl.constexpr):
+    """LINES × COLUMNS tokens; a thread holds whole columns, so that sums over lines are its own."""
+    return start + tl.arange(0, LINES)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+
+
+@triton.jit
+def _asked_for(row_ptr, start, vocab_size, LINES: tl.constexpr, COLUMNS: tl.constexpr):
+    """The next logits as they are, asked for before those at hand are worked on."""
+    token = _tokens(start, LINES, COLUMNS)
+    return tl.load(row_ptr + token, mask=token < vocab_size, other=float("-inf"))
+
+
+@triton.jit
+def _on_grid(x, more, SHIFT: tl.constexpr):
+    """The smallest number from x up that has SHIFT trailing zeros, or the one that many after it:
+    numbers in falling order are integers in falling order, once the sign is folded."""
+    bits = x.to(tl.int32, bitcast=True)
+    key = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    key = ((key + ((1 << SHIFT) - 1)) >> SHIFT) + more << SHIFT
+    return tl.where(key < 0, key ^ 0x7FFFFFFF, key).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _level(logits_ptr, floats_ptr, history_ptr, row, seat, vocab_size, low, best, sharpness, target,
            COUNT: tl.constexpr, LINES: tl.constexpr, COLUMNS: tl.constexpr,
            PENALIZED: tl.constexpr):
-    """The largest logit such that it and all above it hold at least `target` (the smallest from
-    `low` up, if there is none): of tokens with COUNT, else of weight relative to the best."""
-    high = best + tl.abs(best) * 1e-6 + 1e-30  # everything is below it
-    smallest, largest = low, best
-    passes = 0
-    while (smallest < largest) & (passes < 200):  # 5 to 15; the bound is for logits beyond reason
-        first = tl.maximum(low * 0.75 + high * 0.25, low)
-        second = tl.maximum(low * 0.5 + high * 0.5, low)
-        third = tl.maximum(low * 0.25 + high * 0.75, low)
+    """The largest logit such that it and all above it hold at least `target`, of tokens with COUNT,
+    else of weight relative to the best; `low`, if there is none. Between two neighbours on the grid
+    of the logits' dtype there is nothing left to guess."""
+    # Trailing zeros of a float32 that was narrower, or of none if penalties have changed it.
+    narrow: tl.constexpr = logits_ptr.dtype.element_ty.primitive_bitwidth == 16
+    is_half: tl.constexpr = logits_ptr.dtype.element_ty == tl.float16
+    SHIFT: tl.constexpr = 0 if PENALIZED or not narrow else 13 if is_half else 16
+    row_ptr = logits_ptr + row.to(tl.int64) * vocab_size
+    low, high = _on_grid(low, 0, SHIFT), _on_grid(best, 1, SHIFT)  # all is below `high`
+    after = _on_grid(low, 1, SHIFT)
+    while after < high:
+        before = _on_grid(high, -1, SHIFT)  # pivots lie between the two: each pass gains something
+        first = _on_grid(low * 0.75 + high * 0.25, 0, SHIFT)
+        second = _on_grid(low * 0.5 + high * 0.5, 0, SHIFT)
+        third = _on_grid(low * 0.25 + high * 0.75, 0, SHIFT)
+        first = tl.minimum(tl.maximum(first, after), before)
+        second = tl.minimum(tl.maximum(second, after), before)
+        third = tl.minimum(tl.maximum(third, after), before)
         sums_1 = tl.zeros([COLUMNS], tl.float32)
         sums_2 = tl.zeros([COLUMNS], tl.float32)
         sums_3 = tl.zeros([COLUMNS], tl.float32)
-        least = tl.full([COLUMNS], float("inf"), tl.float32)
-        most = tl.full([COLUMNS], float("-inf"), tl.float32)
+        ahead = _asked_for(row_ptr, 0, vocab_size, LINES, COLUMNS)
         for start in range(0, vocab_size, LINES * COLUMNS):
-            x = _chunk(logits_ptr, floats_ptr, history_ptr, row, seat, start, vocab_size, LINES,
-                       COLUMNS, PENALIZED)
+            x = ahead.to(tl.float32)
+            ahead = _asked_for(row_ptr, start + LINES * COLUMNS, vocab_size, LINES, COLUMNS)
+            if PENALIZED:
+                x = _penalize(x, floats_ptr, history_ptr, seat, _tokens(start, LINES, COLUMNS),
+                              vocab_size)
             mass = tl.full([LINES, COLUMNS], 1.0, tl.float32)
             if not COUNT:
                 mass = tl.exp2((x - best) * sharpness)
             sums_1 += tl.sum(tl.where(x >= first, mass, 0.0), 0)
             sums_2 += tl.sum(tl.where(x >= second, mass, 0.0), 0)
             sums_3 += tl.sum(tl.where(x >= third, mass, 0.0), 0)
-            inside = (x >= low) & (x < high)
-            least = tl.minimum(least, tl.min(tl.where(inside, x, float("inf")), 0))
-            most = tl.maximum(most, tl.max(tl.where(inside, x, float("-inf")), 0))
-        smallest, largest = tl.min(least, 0), tl.max(most, 0)
         if tl.sum(sums_3, 0) >= target:
             low = third
         elif tl.sum(sums_2, 0) >= target:
@@ -155,11 +180,9 @@ def _level(logits_ptr, floats_ptr, history_ptr, row, seat, vocab_size, low, best
         elif tl.sum(sums_1, 0) >= target:
             low, high = first, second
         else:
-            low, high = tl.maximum(low, smallest), first
-            if smallest >= first:  # so little lies above `low`: all of it stays
-                largest = smallest
-        passes += 1
-    return smallest
+            high = first
+        after = _on_grid(low, 1, SHIFT)
+    return low
 
 
 @triton.jit
@@ -169,9 +192,14 @@ def _above(logits_ptr, floats_ptr, history_ptr, row, seat, vocab_size, level, be
     count = tl.zeros([COLUMNS], tl.int32)
     ties = tl.zeros([COLUMNS], tl.int32)
     weight = tl.zeros([COLUMNS], tl.float32)
+    row_ptr = logits_ptr + row.to(tl.int64) * vocab_size
+    ahead = _asked_for(row_ptr, 0, vocab_size, LINES, COLUMNS)
     for start in range(0, vocab_size, LINES * COLUMNS):
-        x = _chunk(logits_ptr, floats_ptr, history_ptr, row, seat, start, vocab_size, LINES,
-                   COLUMNS, PENALIZED)
+        x = ahead.to(tl.float32)
+        ahead = _asked_for(row_ptr, start + LINES * COLUMNS, vocab_size, LINES, COLUMNS)
+        if PENALIZED:
+            x = _penalize(x, floats_ptr, history_ptr, seat, _tokens(start, LINES, COLUMNS),
+                          vocab_size)
         count += tl.sum((x > level).to(tl.int32), 0)
         ties += tl.sum((x == level).to(tl.int32), 0)
         weight += tl.sum(tl.where(x > level, tl.exp2((x - best) * sharpness), 0.0), 0)
@@ -212,12 +240,8 @@ def _cut(logits_ptr, floats_ptr, history_ptr, row, seat, vocab_size, low, best, 
 @triton.jit
 def _stays(x, level, stay, ties_before, AXIS: tl.constexpr):
     """Which tokens of a slice stay: those above the level, and the first `stay` at it."""
-    if stay == ANY:
-        keep = x >= level
-    else:
-        tie = (x == level).to(tl.int32)
-        keep = (x > level) | ((tie > 0) & (ties_before + tl.cumsum(tie, AXIS) <= stay))
-    return keep
+    tie = (x == level).to(tl.int32)
+    return (x > level) | ((tie > 0) & (ties_before + tl.cumsum(tie, AXIS) <= stay))
 
 
 @triton.jit
@@ -230,16 +254,19 @@ def _weigh_what_stays(logits_ptr, floats_ptr, history_ptr, top_ptr, weight_ptr, 
     for first in range(0, SLICES, LINES):  # LINES slices at once
         slice = first + tl.arange(0, LINES)
         at, real = row * SLICES + slice, slice < SLICES
-        x = _chunk(logits_ptr, floats_ptr, history_ptr, row, seat, first * SLICE, vocab_size, LINES,
-                   SLICE, PENALIZED)
+        x = _logits(logits_ptr, floats_ptr, history_ptr, row, seat,
+                    _tokens(first * SLICE, LINES, SLICE), vocab_size, PENALIZED)
         top = tl.load(top_ptr + at, mask=real, other=0.0)
-        ties = tl.sum((x == level).to(tl.int32), 1)
-        ties_before = before + tl.cumsum(ties, 0) - ties
         weight = tl.exp2((x - tl.maximum(top, -3e38)[:, None]) * sharpness)
-        weight = tl.where(_stays(x, level, stay, ties_before[:, None], 1), weight, 0.0)
+        if stay == ANY:
+            weight = tl.where(x >= level, weight, 0.0)
+        else:
+            ties = tl.sum((x == level).to(tl.int32), 1)
+            ties_before = before + tl.cumsum(ties, 0) - ties
+            weight = tl.where(_stays(x, level, stay, ties_before[:, None], 1), weight, 0.0)
+            tl.store(ties_ptr + at, ties_before, mask=real)
+            before += tl.sum(ties, 0)
         tl.store(weight_ptr + at, tl.sum(weight, 1), mask=real)
-        tl.store(ties_ptr + at, ties_before, mask=real)
-        before += tl.sum(ties, 0)
 
 
 @triton.jit
@@ -358,8 +385,11 @@ def _draw_kernel(logits_ptr, seats_ptr, seq_lens_ptr, samples_ptr, floats_ptr, i
         level = tl.load(level_ptr + row)
         if level > float("-inf"):
             stay = tl.load(stay_ptr + row)
-            before = tl.load(ties_ptr + row * SLICES + slice)
-            weight = tl.where(_stays(logits, level, stay, before, 0), weight, 0.0)
+            if stay == ANY:
+                weight = tl.where(logits >= level, weight, 0.0)
+            else:
+                before = tl.load(ties_ptr + row * SLICES + slice)
+                weight = tl.where(_stays(logits, level, stay, before, 0), weight, 0.0)
         chosen = _first_above(weight, threshold, token)
     tl.store(out_ptr + tl.load(turn_ptr) * out_width + row, tl.where(broken, -1, chosen))
     if (tl.load(samples_ptr + row) > 0) & (broken == 0):  # else: in the middle of a prompt
@@ -368,6 +398,9 @@ def _draw_kernel(logits_ptr, seats_ptr, seq_lens_ptr, samples_ptr, floats_ptr, i
             place = history_ptr + seat.to(tl.int64) * vocab_size + chosen
             seen = tl.load(place)
             tl.store(place, tl.where((seen & (_IN_PROMPT - 1)) < _IN_PROMPT - 1, seen + 1, seen))
+
+
+LINES, COLUMNS, WARPS = 4, 4096, 16
 
 
 def sample(logits: torch.Tensor, seats: torch.Tensor, seq_lens: torch.Tensor, samples: torch.Tensor,
