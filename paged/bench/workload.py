@@ -40,6 +40,11 @@ ABLATIONS = {
     "plain PyTorch kernels": {"fused": False}
 }
 
+FILTERS = {
+    "temperature": {}, "top-p and top-k": {"top_p": 0.95, "top_k": 50}, "top-p": {"top_p": 0.95},
+    "min-p": {"min_p": 0.05}, "repetition penalty": {"repetition_penalty": 1.1}
+}
+
 
 def random_model(config: ModelConfig, device: str | torch.device, dtype: torch.dtype) -> Loaded:
     """Random weights, drawn on the device: what a benchmark needs of a model."""
@@ -334,7 +339,7 @@ def main(argv: list[str] | None = None) -> int:
         record.setdefault("start_up_phases_s", []).append(llm.start_up)
         return llm
 
-    jobs = tqdm(total=7 + on_gpu + len(ABLATIONS) * args.ablations, desc="Measuring",
+    jobs = tqdm(total=8 + on_gpu + len(ABLATIONS) * args.ablations, desc="Measuring",
                 dynamic_ncols=True)
 
     def done(name: str, value, summary: str) -> None:
@@ -354,6 +359,13 @@ def main(argv: list[str] | None = None) -> int:
     done("time_to_first_token_ms", times, f"{statistics.median(times):.2f} ms, median")
     rates = tokens_per_second(llm, prompts, params, runs=5 if on_gpu else 2)
     done("workload_tokens_per_s", rates, ", ".join(f"{rate:,.0f} tokens/s" for rate in rates))
+    some = prompts[:max(1, args.requests // 2)]
+    filters = {}
+    for name, more in FILTERS.items():
+        asked = [replace(p, **more) for p in params[:len(some)]]
+        filters[name] = tokens_per_second(llm, some, asked)
+    done("filters", filters,
+         ", ".join(f"{name} {rates[-1]:,.0f}" for name, rates in filters.items()))
     steps = steps_of_a_run(llm, prompts, params)
     done("steps", steps, f"{len(steps)} steps, {sum(step[2] for step in steps) / 1e3:.2f} s")
     if on_gpu:
@@ -369,7 +381,6 @@ def main(argv: list[str] | None = None) -> int:
          f"longest {result['longest_ms']:.2f} ms, median {result['median_ms']:.2f} ms")
     del llm
     if args.ablations:
-        some = prompts[:max(1, args.requests // 2)]
         short = SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=min(128, args.tokens))
         record["ablations"] = {}
         for name, switched_off in ABLATIONS.items():
