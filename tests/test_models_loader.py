@@ -12,7 +12,6 @@ from huggingface_hub import errors
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from tests.small_models import TINY_LLAMA, TINY_MODELS, TINY_QWEN2, huggingface_model, logits_of
 from tqdm import tqdm
 
 from paged.device import enough_memory, use_device
@@ -20,6 +19,7 @@ from paged.models.loader import load
 from paged.models.loader.checkpoint import generation_defaults, open_directory
 from paged.models.loader.placing import choose_dtype
 from paged.sampling import SamplingParams
+from tests.small_models import TINY_LLAMA, TINY_MODELS, TINY_QWEN2, huggingface_model, logits_of
 
 PROMPT = [3, 17, 92, 5, 41, 88]
 

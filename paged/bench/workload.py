@@ -25,11 +25,11 @@ from tqdm import tqdm
 from paged.bench.common import QWEN3_0_6B, check_output, machine
 from paged.checks import whole_number
 from paged.config import Speedups
+from paged.device import use_device
 from paged.engine import Engine
 from paged.llm import LLM, short_collections
 from paged.models.config import ModelConfig
 from paged.models.decoder import Decoder
-from paged.device import use_device
 from paged.models.loader import Loaded, room_for_weights
 from paged.sampling import SamplingParams
 
