@@ -19,12 +19,20 @@ from paged.device import enough_memory, use_device
 from paged.engine import Engine
 from paged.memory import GiB
 from paged.models.loader import Loaded, load
+from paged.models.loader.tokenizer import Tokenizer
 from paged.request import RequestOutput
 from paged.sampling import BeamSearchParams, SamplingParams
-from paged.startup import cache_spec, cpu_num_blocks, make_runner, measure_budget, timed
+from paged.startup import (
+    MemoryBudget,
+    cache_spec,
+    cpu_num_blocks,
+    make_runner,
+    measure_budget,
+    timed,
+)
 from paged.trace import NO_TRACE, Trace
 
-Prompt = "str | list[int] | list[dict[str, str]]"
+Prompt = str | list[int] | list[dict[str, str]]
 
 
 @contextmanager
@@ -73,8 +81,13 @@ class LLM:
     Raises ValueError, FileNotFoundError and MemoryError with a sentence that says what to do.
     """
 
-    def __init__(self, model: str | Loaded = "default", device: str = "auto", dtype: str = "auto",
-                 block_size: int = 16, num_blocks: int | None = None,
+    engine: Engine
+    tokenizer: Tokenizer | None
+    budget: MemoryBudget | None
+    _step_needs: tuple[str, str, torch.device]
+
+    def __init__(self, model: str | Loaded = "default", device: str | torch.device = "auto",
+                 dtype: str = "auto", block_size: int = 16, num_blocks: int | None = None,
                  gpu_memory_utilization: float = 0.9, max_model_len: int | None = None,
                  max_num_seqs: int = 256, max_num_batched_tokens: int | None = None,
                  enable_prefix_caching: bool = True, prefix_cache: str = "hash",
@@ -107,8 +120,8 @@ class LLM:
                               prefix_cache=prefix_cache, preemption=preemption, seed=seed)
         self.start_up: dict[str, float] = {}
         with timed(self.start_up, "weights"):
-            loaded = model if isinstance(model, Loaded) else load(
-                model, device, dtype, use_tqdm, max_model_len)
+            loaded = model if isinstance(model, Loaded) else load(model, device, dtype, use_tqdm,
+                                                                  max_model_len)
         self.model_config, self.tokenizer, self.trace = loaded.config, loaded.tokenizer, trace
         card = {"card": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
         trace.emit("MODEL_WEIGHTS_LOADED", model=model if isinstance(model, str) else "given",
