@@ -99,16 +99,16 @@ class LLM:
             there = model.decoder.embedding.device
             if asked != "auto" and device not in (there, torch.device(there.type)):
                 raise ValueError(
-                    f"device is {asked!r} and the weights that were given lie on {str(there)!r}: load "
-                    f"them there, or leave device out")
+                    f"device is {asked!r} and the weights that were given lie on {str(there)!r}: "
+                    f"load them there, or leave device out")
             device = use_device(there)
         if attention_backend not in ("auto", *BACKENDS):
             raise ValueError(
                 f"attention_backend is {attention_backend!r}: choose auto, {', '.join(BACKENDS)}")
         if not (isinstance(gpu_memory_utilization, Real) and 0 < gpu_memory_utilization <= 1):
             raise ValueError(
-                f"gpu_memory_utilization is {gpu_memory_utilization!r}: it must be above 0, at most 1"
-            )
+                f"gpu_memory_utilization is {gpu_memory_utilization!r}: it must be above 0, at "
+                f"most 1")
         if max_num_batched_tokens is None:
             max_num_batched_tokens = 8192 if device.type == "cuda" else 2048
         # Checked before a model is loaded; the pool is sized after.
@@ -288,8 +288,8 @@ class LLM:
                 return [operator.index(token) for token in prompt]
             except TypeError:
                 raise ValueError(
-                    f"the prompt {prompt!r} is neither a string, nor a list of token ids, nor a list of "
-                    f"{{'role', 'content'}} messages") from None
+                    f"the prompt {prompt!r} is neither a string, nor a list of token ids, nor a "
+                    f"list of {{'role', 'content'}} messages") from None
         if self.tokenizer is None:
             raise ValueError(
                 "this model came without a tokenizer: give prompts as lists of token ids")
@@ -301,10 +301,10 @@ class LLM:
             return [sampling_params or SamplingParams()] * num_prompts
         if not isinstance(sampling_params, Sequence) or isinstance(sampling_params, str):
             raise ValueError(
-                f"sampling_params is {sampling_params!r}: it must be a SamplingParams, or a list of them"
-            )
+                f"sampling_params is {sampling_params!r}: it must be a SamplingParams, or a list "
+                f"of them")
         if len(sampling_params) != num_prompts:
             raise ValueError(
-                f"{len(sampling_params)} sampling_params for {num_prompts} prompts: give one, or one "
-                f"a prompt")
+                f"{len(sampling_params)} sampling_params for {num_prompts} prompts: give one, or "
+                f"one a prompt")
         return list(sampling_params)
