@@ -226,11 +226,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of x [N, heads, head_dim] (Su et al. 2021), the pair of i being i + head_dim
-    / 2.
+    """Rotary embedding of x [N, heads, head_dim] (Su et al. 2021), the pair of i being
+    i + head_dim / 2.
 
-        (a, b) -> (a cos - b sin, b cos + a sin): rolling by half a head brings each number's
-        partner to it.
+        (a, b) -> (a cos - b sin, b cos + a sin)
+
+    Rolling by half a head brings each number's partner to it.
     """
     wide = x.float()
     return torch.addcmul(wide * cos, wide.roll(x.shape[-1] // 2, -1), sin).to(x.dtype)

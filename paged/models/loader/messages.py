@@ -42,8 +42,8 @@ def check_objects(name: str, values: Any) -> None:
 
 
 def check_text(name: str, text: str) -> str:
-    """The text; ValueError for halves of surrogate pairs: what bytes that are not UTF-8 become on
-    a command line."""
+    """The text; ValueError for halves of surrogate pairs: what bytes that are not UTF-8 become on a
+    command line."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
