@@ -32,8 +32,8 @@ class Newcomer:
         row: of the batch.
         numbers: by the columns of `sampling`, TEMPERATURE to FREQUENCY.
         integers: likewise, SEED, TOP_K and PROMPT, the prompt's length.
-        history: {token: times it stands in the output, plus IN_PROMPT if it is in the prompt}, where
-            a penalty asks for it.
+        history: {token: times it stands in the output, plus IN_PROMPT if it is in the prompt},
+            where a penalty asks for it.
     """
 
     row: int

@@ -1,8 +1,8 @@
 """Turns batches into tensors and runs the model over the paged cache, with CUDA graphs or without.
 
-Every running request has a seat (`seats.py`): its block table, its last token and what it asks of the
-sampler live where the model runs. A step sends one small array of integers, and the rest happens
-there, from end to end:
+Every running request has a seat (`seats.py`): its block table, its last token and what it asks of
+the sampler live where the model runs. A step sends one small array of integers, and the rest
+happens there, from end to end:
 
     CPU    ids or −1, seats, new blocks, lengths, offsets ──► one copy
     GPU    prepare ► layers ► logits ► sample ► tokens[seat] ──► one copy back, read a step later

@@ -198,8 +198,7 @@ class Scheduler:
         """Whether nothing has changed since this request found too few blocks.
 
         Saves a long prompt that waits from being matched in every step: it needs more free blocks
-            than there
-        were, or one more cached block.
+        than there were, or one more cached block.
         """
         blocked, num_hits, num_free = self._blocked
         if blocked is not request or self.pool.num_free() > num_free:

@@ -3,9 +3,8 @@
 The workload of nano-vllm's benchmark: 256 prompts of 100 to 1,024 random tokens, 100 to 1,024
 generated tokens each, temperature 0.6, end-of-sequence ignored, on Qwen3-0.6B shapes with random
 weights. Beside it: 1, 8 and 32 requests at once, the time to the first token of a short prompt, how
-    long decodes wait while long prompts arrive, and, on a GPU,
-where the time of a decode step goes. On a CPU the defaults are smaller, and with --layers 2 it
-takes a minute or two.
+long decodes wait while long prompts arrive, and, on a GPU, where the time of a decode step goes. On
+a CPU the defaults are smaller, and with --layers 2 it takes a minute or two.
 """
 
 from __future__ import annotations
