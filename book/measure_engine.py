@@ -3,7 +3,7 @@ FILE]
 
 The code is taken from the chapter itself, from its cells tagged `museum`; only the line that says
 where the model runs is another one here. Run twice, the second run is recorded: every event of its
-    trace, and the answers.
+trace, and the answers.
 """
 
 from __future__ import annotations

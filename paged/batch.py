@@ -32,8 +32,8 @@ class Newcomer:
         row: of the batch.
         numbers: by the columns of `sampling`, TEMPERATURE to FREQUENCY.
         integers: likewise, SEED, TOP_K and PROMPT, the prompt's length.
-        history: {token: times it stands in the output, plus IN_PROMPT if it is in the prompt}, where
-            a penalty asks for it.
+        history: {token: times it stands in the output, plus IN_PROMPT if it is in the prompt},
+            where a penalty asks for it.
     """
 
     row: int
@@ -130,6 +130,7 @@ def build_batch(scheduled: Mapping[Request, int], block_size: int, lists: bool =
             batch.input_ids += token_ids[computed:end]
         batch.seq_lens.append(end)
         batch.samples.append(end == len(token_ids))
+        assert request.seat is not None, f"{request} has no seat"
         batch.seats.append(request.seat)
         if request.num_known_blocks < len(table):
             known = request.num_known_blocks

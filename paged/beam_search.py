@@ -40,6 +40,8 @@ class BeamSearch(Group):
             all steps.
     """
 
+    params: BeamSearchParams
+
     def __init__(self, output: RequestOutput, params: BeamSearchParams, order: int,
                  salt: str | None, stop_token_ids: frozenset[int], tokenizer=None):
         super().__init__(output, params)
@@ -52,7 +54,7 @@ class BeamSearch(Group):
         self._num_forked = self.blocks_used = self.blocks_held = 0
         self._begin()
 
-    def restart(self, scheduler):
+    def restart(self, scheduler: Scheduler) -> None:
         """Begin again with the prompt: what an interruption left cannot be trusted."""
         del self.live[1:]
         if self.live:
@@ -67,7 +69,8 @@ class BeamSearch(Group):
         self._candidates: dict[Request, dict[int, float]] = {}
         self.hypotheses: list[tuple[float, CompletionOutput]] = []
 
-    def take(self, request, token, logprobs, scheduler):
+    def take(self, request: Request, token: int, logprobs: dict[int, float] | None,
+             scheduler: Scheduler) -> None:
         """Take what a beam offers; once all have, the best continuations go on, or the search
         ends."""
         request.token_ids.pop()  # the likeliest token is only one of the candidates
@@ -87,11 +90,11 @@ class BeamSearch(Group):
         for beam in list(self.live):
             self.finish(beam, "length", scheduler)
 
-    def abort(self, scheduler):
+    def abort(self, scheduler: Scheduler) -> None:
         self._show_beams()
         super().abort(scheduler)
 
-    def fail(self, request, error, scheduler):
+    def fail(self, request: Request, error: str, scheduler: Scheduler) -> None:
         self._show_beams()
         super().fail(request, error, scheduler)
 

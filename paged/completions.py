@@ -103,7 +103,8 @@ class Completions(Group):
                 self._detokenizers[request] = Detokenizer(tokenizer, params.stop_strings)
         self.live[0].waits = params.n > 1
 
-    def take(self, request, token, logprobs, scheduler):
+    def take(self, request: Request, token: int, logprobs: dict[int, float] | None,
+             scheduler: Scheduler) -> None:
         if request.num_seats > 1:
             self._fork(request, scheduler)
         completion, metrics = request.completion, self.output.metrics
@@ -118,11 +119,11 @@ class Completions(Group):
             self._add_text(request, token)
         self._finish_if_complete(request, scheduler)
 
-    def scheduled(self):
+    def scheduled(self) -> list[Request]:
         waits = self.live and self.live[0].waits
         return self.live[:1] if waits else self.live
 
-    def restart(self, scheduler):
+    def restart(self, scheduler: Scheduler) -> None:
         if self.live and not self.live[0].waits:
             for request in self.live:
                 request.num_seats = 1  # forked or not, each goes on by itself
@@ -130,7 +131,8 @@ class Completions(Group):
         for request in list(self.live):  # some may have been on their way out
             self._finish_if_complete(request, scheduler)
 
-    def finish(self, request, reason, scheduler, error=None):
+    def finish(self, request: Request, reason: str, scheduler: Scheduler,
+               error: str | None = None) -> None:
         if request in self._detokenizers and reason in ("abort", "error"):
             self._show(request.completion, self._detokenizers[request].finish())
         super().finish(request, reason, scheduler, error)

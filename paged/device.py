@@ -1,4 +1,5 @@
-"""The device: which one, what is free on it, what to say when memory runs out, what a card can do."""
+"""The device: which one, what is free on it, what to say when memory runs out, what a card can
+do."""
 
 from __future__ import annotations
 

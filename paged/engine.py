@@ -221,8 +221,10 @@ class Engine:
                 tokens = result if isinstance(result, (list, tuple)) else [result]
                 result = RowOutput(list(map(index, tokens)))  # ints, whatever the runner counts in
             if result.error is not None:
-                request.group.fail(request, result.error, self.scheduler)
-                self._forget_if_ended(request.group)
+                group = request.group
+                assert group is not None, f"{request} belongs to no group"
+                group.fail(request, result.error, self.scheduler)
+                self._forget_if_ended(group)
                 continue
             self._enter_full_blocks(request, computed)
             for number, token in enumerate(result.token_ids):
@@ -248,8 +250,10 @@ class Engine:
             token_ids[computed] = token
         else:
             return  # in the middle of its prompt: no token yet
-        request.group.take(request, token, logprobs, self.scheduler)
-        self._forget_if_ended(request.group)
+        group = request.group
+        assert group is not None, f"{request} belongs to no group"
+        group.take(request, token, logprobs, self.scheduler)
+        self._forget_if_ended(group)
 
     def _forget_if_ended(self, group: Group) -> None:
         if not group.live:

@@ -187,9 +187,8 @@ def integers(name: str, values: Sequence[int] | torch.Tensor, dims: int = 1) -> 
             f"{name} is {reprlib.repr(values)}: it must hold integers, as a list or a tensor"
         ) from None
     if tensor.dim() != dims:
-        raise ValueError(
-            f"{name} has shape {tuple(tensor.shape)}: it must have {dims} dimension{'s' * (dims > 1)}"
-        )
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}: it must have {dims} "
+                         f"dimension{'s' * (dims > 1)}")
     if tensor.numel() and (tensor.is_floating_point() or tensor.is_complex()
                            or tensor.dtype == torch.bool):
         raise ValueError(f"{name} is of {tensor.dtype}: it must hold integers")

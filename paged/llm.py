@@ -19,12 +19,20 @@ from paged.device import enough_memory, use_device
 from paged.engine import Engine
 from paged.memory import GiB
 from paged.models.loader import Loaded, load
+from paged.models.loader.tokenizer import Tokenizer
 from paged.request import RequestOutput
 from paged.sampling import BeamSearchParams, SamplingParams
-from paged.startup import cache_spec, cpu_num_blocks, make_runner, measure_budget, timed
+from paged.startup import (
+    MemoryBudget,
+    cache_spec,
+    cpu_num_blocks,
+    make_runner,
+    measure_budget,
+    timed,
+)
 from paged.trace import NO_TRACE, Trace
 
-Prompt = "str | list[int] | list[dict[str, str]]"
+Prompt = str | list[int] | list[dict[str, str]]
 
 
 @contextmanager
@@ -73,8 +81,13 @@ class LLM:
     Raises ValueError, FileNotFoundError and MemoryError with a sentence that says what to do.
     """
 
-    def __init__(self, model: str | Loaded = "default", device: str = "auto", dtype: str = "auto",
-                 block_size: int = 16, num_blocks: int | None = None,
+    engine: Engine
+    tokenizer: Tokenizer | None
+    budget: MemoryBudget | None
+    _step_needs: tuple[str, str, torch.device]
+
+    def __init__(self, model: str | Loaded = "default", device: str | torch.device = "auto",
+                 dtype: str = "auto", block_size: int = 16, num_blocks: int | None = None,
                  gpu_memory_utilization: float = 0.9, max_model_len: int | None = None,
                  max_num_seqs: int = 256, max_num_batched_tokens: int | None = None,
                  enable_prefix_caching: bool = True, prefix_cache: str = "hash",
@@ -86,16 +99,16 @@ class LLM:
             there = model.decoder.embedding.device
             if asked != "auto" and device not in (there, torch.device(there.type)):
                 raise ValueError(
-                    f"device is {asked!r} and the weights that were given lie on {str(there)!r}: load "
-                    f"them there, or leave device out")
+                    f"device is {asked!r} and the weights that were given lie on {str(there)!r}: "
+                    f"load them there, or leave device out")
             device = use_device(there)
         if attention_backend not in ("auto", *BACKENDS):
             raise ValueError(
                 f"attention_backend is {attention_backend!r}: choose auto, {', '.join(BACKENDS)}")
         if not (isinstance(gpu_memory_utilization, Real) and 0 < gpu_memory_utilization <= 1):
             raise ValueError(
-                f"gpu_memory_utilization is {gpu_memory_utilization!r}: it must be above 0, at most 1"
-            )
+                f"gpu_memory_utilization is {gpu_memory_utilization!r}: it must be above 0, at "
+                f"most 1")
         if max_num_batched_tokens is None:
             max_num_batched_tokens = 8192 if device.type == "cuda" else 2048
         # Checked before a model is loaded; the pool is sized after.
@@ -107,8 +120,8 @@ class LLM:
                               prefix_cache=prefix_cache, preemption=preemption, seed=seed)
         self.start_up: dict[str, float] = {}
         with timed(self.start_up, "weights"):
-            loaded = model if isinstance(model, Loaded) else load(
-                model, device, dtype, use_tqdm, max_model_len)
+            loaded = model if isinstance(model, Loaded) else load(model, device, dtype, use_tqdm,
+                                                                  max_model_len)
         self.model_config, self.tokenizer, self.trace = loaded.config, loaded.tokenizer, trace
         card = {"card": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
         trace.emit("MODEL_WEIGHTS_LOADED", model=model if isinstance(model, str) else "given",
@@ -275,8 +288,8 @@ class LLM:
                 return [operator.index(token) for token in prompt]
             except TypeError:
                 raise ValueError(
-                    f"the prompt {prompt!r} is neither a string, nor a list of token ids, nor a list of "
-                    f"{{'role', 'content'}} messages") from None
+                    f"the prompt {prompt!r} is neither a string, nor a list of token ids, nor a "
+                    f"list of {{'role', 'content'}} messages") from None
         if self.tokenizer is None:
             raise ValueError(
                 "this model came without a tokenizer: give prompts as lists of token ids")
@@ -288,10 +301,10 @@ class LLM:
             return [sampling_params or SamplingParams()] * num_prompts
         if not isinstance(sampling_params, Sequence) or isinstance(sampling_params, str):
             raise ValueError(
-                f"sampling_params is {sampling_params!r}: it must be a SamplingParams, or a list of them"
-            )
+                f"sampling_params is {sampling_params!r}: it must be a SamplingParams, or a list "
+                f"of them")
         if len(sampling_params) != num_prompts:
             raise ValueError(
-                f"{len(sampling_params)} sampling_params for {num_prompts} prompts: give one, or one "
-                f"a prompt")
+                f"{len(sampling_params)} sampling_params for {num_prompts} prompts: give one, or "
+                f"one a prompt")
         return list(sampling_params)

@@ -130,7 +130,7 @@ class PrefixCache:
 
         The last token is never matched: its hidden state is needed to choose the next one, so at
         least one token is always computed. Nothing is changed: the caller takes the blocks with
-            `BlockPool.share`.
+        `BlockPool.share`.
         """
         blocks, prefix = [], self.root(salt)
         for tokens in self._full_blocks(token_ids[:-1]):

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import TYPE_CHECKING, Any
 
 from paged.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from paged.completions import Group
 
 PENDING = -1
 """Stands in Request.token_ids for a token still being computed: the step that reads it has it on
@@ -74,9 +78,10 @@ class RequestMetrics:
     def time_per_output_token(self) -> float | None:
         """Mean seconds between two tokens of a finished request's longest completion; None below
         two."""
-        if self.finish_time is None or self.longest_output < 2:
+        first, last = self.first_token_time, self.finish_time
+        if first is None or last is None or self.longest_output < 2:
             return None
-        return (self.finish_time - self.first_token_time) / (self.longest_output - 1)
+        return (last - first) / (self.longest_output - 1)
 
 
 @dataclass
@@ -146,9 +151,11 @@ class Request:
         self.seat: int | None = None
         self.num_seats = params.n
         self.newly_seated = self.waits = self.may_share_tail = False
-        self.seed, self.salt, self.prefix = seed, salt, None
+        self.seed, self.salt = seed, salt
+        self.prefix: Any = None  # how far it is registered, in the prefix cache's own terms
         self.max_num_tokens = self.num_prompt_tokens + params.max_tokens
-        self.output, self.completion, self.group = output, completion, None
+        self.output, self.completion = output, completion
+        self.group: Group | None = None
 
     def decodes(self, num_tokens: int) -> bool:
         """Whether so many next tokens are one of its answer, not of its prompt."""

@@ -1,8 +1,8 @@
 """Turns batches into tensors and runs the model over the paged cache, with CUDA graphs or without.
 
-Every running request has a seat (`seats.py`): its block table, its last token and what it asks of the
-sampler live where the model runs. A step sends one small array of integers, and the rest happens
-there, from end to end:
+Every running request has a seat (`seats.py`): its block table, its last token and what it asks of
+the sampler live where the model runs. A step sends one small array of integers, and the rest
+happens there, from end to end:
 
     CPU    ids or −1, seats, new blocks, lengths, offsets ──► one copy
     GPU    prepare ► layers ► logits ► sample ► tokens[seat] ──► one copy back, read a step later
@@ -16,7 +16,7 @@ one token a request; a mixed step (chunks beside decodes) has its own sizes.
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from importlib.util import find_spec
 
@@ -306,7 +306,8 @@ class ModelRunner:
                                          disable=not use_tqdm, dynamic_ncols=True):
             inputs = StepInputs(num_tokens, num_rows, self.device)
             inputs.send(([],) * 7, (0, self.config.max_num_seqs, -1, 0, 0, 0, 0))
-            replay = partial(self._run, inputs)  # where there is no CUDA, the step is run again
+            replay: Callable[[], None] = partial(
+                self._run, inputs)  # where there is no CUDA, the step is run again
             replay()  # compiles kernels and fills caches outside the graph
             if self.device.type == "cuda":
                 torch.cuda.synchronize()

@@ -1,10 +1,11 @@
 """Choosing the next token of every row of logits: the specification, in PyTorch.
 
-    logits - penalties -> temperature -> min-p -> top-k -> top-p -> one random number picks the token
+    logits - penalties -> temperature -> min-p -> top-k -> top-p -> a random number picks the token
 
 A row never reads another row, and its random number is a function of its request's seed and of the
 place of the token in its text. So a seed draws the same tokens whatever shares the batch, and a
-filter that removes nothing changes nothing. `kernels.sample` does the same on a GPU, without a sort.
+filter that removes nothing changes nothing. `kernels.sample` does the same on a GPU, without a
+sort.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def sample(logits: Tensor, seats: Tensor, seq_lens: Tensor, samples: Tensor, sta
     """Draw the next token of every row.
 
     Args:
-        logits: [rows, vocab]. A row with NaN or infinity, or with nothing above −infinity, gives −1.
+        logits: [rows, vocab]. A row with NaN or infinity, or with nothing above −infinity, gives
+            −1.
         seats, seq_lens: [rows]; the seat of each row, and the length of its context.
         samples: [rows], 0 for a row whose token does not count.
         state: the token goes to its tokens[seat] and into its history.
@@ -161,8 +163,8 @@ def _pick(weights: Tensor, points: Tensor) -> Tensor:
 
 
 def logprobs(logits: Tensor, tokens: Tensor, num_likeliest: int) -> tuple[Tensor, Tensor]:
-    """Token ids and their log-probabilities, each [rows, 1 + num_likeliest]: of the token drawn, and
-    of the likeliest, falling. They are the model's own, before penalties and temperature."""
+    """Token ids and their log-probabilities, each [rows, 1 + num_likeliest]: of the token drawn,
+    and of the likeliest, falling. They are the model's own, before penalties and temperature."""
     scores = logits.float().log_softmax(dim=-1)
     top = scores.topk(min(num_likeliest, scores.shape[-1]))
     ids = torch.cat((tokens.long().clamp(min=0)[:, None], top.indices), dim=1)

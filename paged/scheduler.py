@@ -137,12 +137,19 @@ class Scheduler:
             self._preempt(victim)
             if victim is request:
                 return False
-        if copies:
-            self._copies[request] = self.pool.copy_on_write(table, first)
+        copy = self.pool.copy_on_write(table, first) if copies else None
+        if copy is not None:
+            self._copies[request] = copy
             request.num_known_blocks = min(request.num_known_blocks, first)
         if end > len(table):
-            table += self.pool.allocate(end - len(table))
+            table += self._allocate(end - len(table))
         return True
+
+    def _allocate(self, num_blocks: int) -> list[int]:
+        """Blocks of which it is known that they are free."""
+        blocks = self.pool.allocate(num_blocks)
+        assert blocks is not None, f"{num_blocks} blocks wanted, {self.pool.num_free()} free"
+        return blocks
 
     def _admit_waiting(self) -> None:
         seats = self.max_num_seqs - sum(request.num_seats for request in self.running)
@@ -162,7 +169,7 @@ class Scheduler:
     def _admit(self, request: Request) -> bool:
         """Blocks for a waiting request: cached ones, then new ones for its first chunk. False if
         too few."""
-        hits = []
+        hits: list[int] = []
         if self.prefix_cache is not None:
             hits, request.prefix = self.prefix_cache.match(request.token_ids, request.salt)
         cached = len(hits) * self.block_size
@@ -175,7 +182,7 @@ class Scheduler:
         num_tokens = min(len(request.token_ids) - cached, self._budget)
         self.pool.share(hits)
         new = blocks_needed(cached + num_tokens, self.block_size) - len(hits)
-        request.block_table = hits + self.pool.allocate(new)
+        request.block_table = hits + self._allocate(new)
         request.num_computed_tokens = cached
         request.num_registered_blocks = len(hits)
         self.num_cached_tokens += cached
@@ -191,8 +198,7 @@ class Scheduler:
         """Whether nothing has changed since this request found too few blocks.
 
         Saves a long prompt that waits from being matched in every step: it needs more free blocks
-            than there
-        were, or one more cached block.
+        than there were, or one more cached block.
         """
         blocked, num_hits, num_free = self._blocked
         if blocked is not request or self.pool.num_free() > num_free:
@@ -222,8 +228,9 @@ class Scheduler:
         if blocks_needed(len(request.token_ids), self.block_size) > self.pool.num_free():
             return False
         num_tokens = min(len(request.token_ids) - request.num_computed_tokens, self._budget)
-        blocks = self.pool.allocate(
+        blocks = self._allocate(
             blocks_needed(request.num_computed_tokens + num_tokens, self.block_size))
+        assert self.host_pool is not None, "nobody is swapped out without a host pool"
         self._swap_in += zip(request.host_block_table, blocks)
         self.host_pool.free(reversed(request.host_block_table))
         request.block_table, request.host_block_table = blocks, []
@@ -336,7 +343,7 @@ class Scheduler:
     def _release(self, request: Request) -> None:
         """Give back all blocks, tails first, so that the head of a prefix is evicted last."""
         self.pool.free(reversed(request.block_table))
-        if request.host_block_table:
+        if self.host_pool is not None:
             self.host_pool.free(reversed(request.host_block_table))
         request.drop_blocks()
 
@@ -353,8 +360,9 @@ class Scheduler:
         assert queue == sorted(queue, key=lambda r: r.order), "arrival order is lost"
         residents = sum(request.num_seats for request in self.running)
         assert residents <= self.max_num_seqs, "too many residents"
-        seats = self._free_seats + [request.seat for request in self.running]
-        assert sorted(seats) == list(range(self.max_num_seqs)), "a seat is lost, or taken twice"
+        taken = [request.seat for request in self.running if request.seat is not None]
+        assert sorted(self._free_seats + taken) == list(range(
+            self.max_num_seqs)), "a seat is lost, or taken twice"
         for request in self.running:
             held = len(request.block_table) * self.block_size
             assert request.num_computed_tokens <= min(held, len(

@@ -2,12 +2,12 @@
 
 The cache takes what is left of the card's share, so everything else must be known first. What a
 step needs beside the weights shows only when a step runs: the warm-up runs the largest ones
-    (max_num_batched_tokens, as prompts as long
-as they may be; and every seat drawing through the filters) over a small cache, and captures the
-largest graphs, before the pool is sized.
+(max_num_batched_tokens, as prompts as long as they may be; and every seat drawing through the
+filters) over a small cache, and captures the largest graphs, before the pool is sized.
 
-    total × utilization  │ weights │ others on the card │ activations of a step │ graphs │  K/V blocks …        │
-                         └──────── used now ───────────┘└── peak − current ─────┘
+    total × utilization
+    │ weights │ others on the card │ activations of a step │ graphs │ K/V blocks …         │
+    └──────── used now ───────────┘└── peak − current ─────┘
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
 
 
 def cache_spec(decoder: Decoder, block_size: int, dtype: str = "auto") -> CacheSpec:
-    """What a block of a model's cache holds; dtype "auto" is the model's. ValueError for others than
-    KV_CACHE_DTYPES."""
+    """What a block of a model's cache holds; dtype "auto" is the model's. ValueError for others
+    than KV_CACHE_DTYPES."""
     if dtype not in KV_CACHE_DTYPES:
         raise ValueError(f"kv_cache_dtype is {dtype!r}: choose {', '.join(KV_CACHE_DTYPES)}")
     c = decoder.config

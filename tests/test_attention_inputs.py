@@ -2,8 +2,7 @@
 read rightly.
 
 Tables and lengths on a CPU are looked at whether they come as lists or as tensors: unchecked, a
-    Triton kernel reads
-outside the cache.
+Triton kernel reads outside the cache.
 """
 
 import numpy as np

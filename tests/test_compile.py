@@ -2,9 +2,8 @@
 needs no GPU.
 
 Protects what the interpreter cannot: code that only Python accepts, tiles that do not fit the
-    shared memory of a card,
-and values that do not fit its registers. The launches are those of the package's own functions,
-caught before they reach a GPU.
+shared memory of a card, and values that do not fit its registers. The launches are those of the
+package's own functions, caught before they reach a GPU.
 """
 
 import os
@@ -18,6 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -26,18 +26,21 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64"}
+TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32",
+         torch.int16: "i16", torch.int32: "i32", torch.int64: "i64"}
 
 def compile_only(kernel, *args, grid=None, warmup=None, **options):
     """Takes the place of a launch."""
-    bound = dict(zip(kernel.arg_names, args)) | {k: v for k, v in options.items() if k in kernel.arg_names}
+    named = {k: v for k, v in options.items() if k in kernel.arg_names}
+    bound = dict(zip(kernel.arg_names, args)) | named
     signature, constants, attributes = {}, {}, {}
     for i, parameter in enumerate(kernel.params):
         value = bound[parameter.name]
         if parameter.is_constexpr:
             signature[parameter.name], constants[(i,)] = "constexpr", value
         elif isinstance(value, torch.Tensor):
-            signature[parameter.name], attributes[(i,)] = "*" + TYPES[value.dtype], [["tt.divisibility", 16]]
+            signature[parameter.name] = "*" + TYPES[value.dtype]
+            attributes[(i,)] = [["tt.divisibility", 16]]
         else:
             signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
             if isinstance(value, int) and value % 16 == 0 and not parameter.do_not_specialize:
@@ -46,18 +49,22 @@ def compile_only(kernel, *args, grid=None, warmup=None, **options):
     options = {k: options[k] for k in ("num_warps", "num_stages", "maxnreg") if k in options}
     binary = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     compiled.add(kernel.__name__)
-    assert binary.metadata.shared <= memory, f"{kernel.__name__} wants {binary.metadata.shared} of {memory} bytes"
+    shared = binary.metadata.shared
+    assert shared <= memory, f"{kernel.__name__} wants {shared} of {memory} bytes"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(binary.asm["cubin"])
-        report = subprocess.run([OBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+        report = subprocess.run([OBJDUMP, "-res-usage", file.name], capture_output=True, text=True,
+                                check=True).stdout
     spilled = max(map(int, re.findall(r"STACK:(\\d+)", report)))
-    assert spilled <= most, f"{kernel.__name__} keeps {spilled} bytes a thread outside its registers: {constants}"
-    if kernel.__name__ == "_decode_kernel":                # its programs are all to run at once, on 132 processors
+    assert spilled <= most, (f"{kernel.__name__} keeps {spilled} bytes a thread outside its "
+                             f"registers: {constants}")
+    if kernel.__name__ == "_decode_kernel":  # all of its programs run at once, on 132 processors
         programs = grid[0] // 132
-        assert programs * (binary.metadata.shared + 1024) <= memory + 1024 or programs == 1
+        assert programs * (shared + 1024) <= memory + 1024 or programs == 1
 
 compiled = set()
-most = 2048 if sys.argv[4] == "float32" else 256          # bytes a thread may spill; float32 is for checking
+# Bytes a thread may spill; float32 is for checking.
+most = 2048 if sys.argv[4] == "float32" else 256
 OBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 capability, memory = int(sys.argv[6]), int(sys.argv[7]) * 1024
 
@@ -73,7 +80,8 @@ card = devices.Card(132, capability // 10, memory)
 for module in (triton_tile, products, triton_decode, triton_prefill, devices):
     module.device_properties = lambda device: card
 
-heads, kv_heads, dim, dtype = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), getattr(torch, sys.argv[4])
+heads, kv_heads, dim = map(int, sys.argv[1:4])
+dtype = getattr(torch, sys.argv[4])
 k, v = torch.zeros(2, 4, 16, kv_heads, dim, dtype=dtype)
 hidden, inner = 1024, 3072
 rotation, head_norm = torch.zeros(64, dim), torch.ones(dim, dtype=dtype)
@@ -81,24 +89,28 @@ for tokens in map(int, sys.argv[5].split(",")):
     ints = torch.zeros(tokens, dtype=torch.int32)
     x, q = torch.zeros(tokens, hidden, dtype=dtype), torch.zeros(tokens, heads, dim, dtype=dtype)
     qkv = torch.zeros((heads + 2 * kv_heads) * dim, hidden, dtype=dtype)
-    elementwise.rotate_and_store(x @ qkv.T, x, None, ints, ints.long(), rotation, head_norm, head_norm, 1e-6, k, v, heads)
+    on_heads = (None, ints, ints.long(), rotation, head_norm, head_norm, 1e-6, k, v, heads)
+    elementwise.rotate_and_store(x @ qkv.T, x, *on_heads)
     elementwise.silu_mul(torch.zeros(tokens, 2 * inner, dtype=dtype), x, 1e-6)
     starts = torch.zeros(tokens + 1, dtype=torch.int32)
     for early in (False, True):
         triton_decode.decode(q, k, v, ints[:, None], ints, starts, 0.1, torch.empty_like(q), early)
-    triton_prefill.prefill(q, k, v, ints[:, None], ints, starts, 0.1, torch.empty_like(q), min_queries=2)
+    triton_prefill.prefill(q, k, v, ints[:, None], ints, starts, 0.1, torch.empty_like(q),
+                           min_queries=2)
     if tokens <= 128:
         squares = torch.zeros(tokens, 16)
-        products.qkv_product(x, squares, qkv, None, ints, ints.long(), rotation, head_norm, head_norm, 1e-6, k, v,
-                             heads)
-        products.product(q.flatten(1), torch.zeros(hidden, heads * dim, dtype=dtype), residual=x)
-        products.product(torch.zeros(tokens, inner, dtype=dtype), torch.zeros(hidden, inner, dtype=dtype), residual=x)
-        products.product(x, torch.zeros(2 * inner, hidden, dtype=dtype), 1e-6, squares, silu=True)
+        products.qkv_product(x, squares, qkv, *on_heads)
+        zeros = partial(torch.zeros, dtype=dtype)
+        products.product(q.flatten(1), zeros(hidden, heads * dim), residual=x)
+        products.product(zeros(tokens, inner), zeros(hidden, inner), residual=x)
+        products.product(x, zeros(2 * inner, hidden), 1e-6, squares, silu=True)
 triton_store.store(q[:, :kv_heads], q[:, :kv_heads], k, v, ints.long())
-sample.sample(torch.zeros(tokens, 151936, dtype=dtype), ints, ints, ints, Seats(4, 1, 151936, torch.device("cpu")),
-              ints[None], ints[:1])
-for rows in (ints, ints[:1]):                             # a decode step, a mixed one
-    prepare.prepare(ints, rows, rows, rows, torch.zeros(len(rows) + 1, dtype=torch.int32), ints[:, None], ints, x, 16)
+seats = Seats(4, 1, 151936, torch.device("cpu"))
+sample.sample(torch.zeros(tokens, 151936, dtype=dtype), ints, ints, ints, seats, ints[None],
+              ints[:1])
+for rows in (ints, ints[:1]):  # a decode step, a mixed one
+    starts = torch.zeros(len(rows) + 1, dtype=torch.int32)
+    prepare.prepare(ints, rows, rows, rows, starts, ints[:, None], ints, x, 16)
 for module in (elementwise, prepare, sample, products, triton_decode, triton_prefill, triton_store):
     for name in vars(module):
         assert not name.endswith("_kernel") or name in compiled, f"{name} was not compiled"

@@ -100,7 +100,8 @@ def asks(temperature=1.0, top_p=1.0, min_p=0.0, repetition=1.0, presence=0.0, fr
 
 
 def draw(function, logits, state, seats=None, lengths=None, samples=None):
-    """What a sampler puts out for these rows, each in its own seat unless `seats` says otherwise."""
+    """What a sampler puts out for these rows, each in its own seat unless `seats` says
+    otherwise."""
     rows = len(logits)
     out = torch.full((2, rows), 77, dtype=torch.int32, device=DEVICE)
     seats = torch.arange(rows) if seats is None else torch.as_tensor(seats)

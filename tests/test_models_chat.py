@@ -8,7 +8,6 @@ import threading
 import time
 
 import pytest
-from chat_templates import TEMPLATES
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
@@ -18,6 +17,7 @@ from transformers import AutoTokenizer
 from paged.models.loader.chat_template import render
 from paged.models.loader.token_files import tokenizer_of
 from paged.models.loader.tokenizer import Tokenizer
+from tests.chat_templates import TEMPLATES
 
 SPECIAL = [
     "<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|head|>", "<|end_head|>", "<|eot_id|>", "[INST]",

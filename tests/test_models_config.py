@@ -4,11 +4,11 @@ everything the decoder does not do. An option read past in silence would give fl
 import json
 
 import pytest
-from tests.small_models import TINY_LLAMA, TINY_MODELS, huggingface_model
 
 from paged.models.config import ModelConfig
 from paged.models.loader.configs import from_huggingface
 from paged.models.loader.gguf_config import from_gguf
+from tests.small_models import TINY_LLAMA, TINY_MODELS, huggingface_model
 
 LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 100,

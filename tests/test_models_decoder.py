@@ -5,6 +5,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+
+from paged.models.decoder import Decoder, random_decoder, rms_norm, rotate
+from paged.models.rotary import rotary_frequencies
 from tests.small_models import (
     TINY_LLAMA,
     TINY_MODELS,
@@ -13,9 +16,6 @@ from tests.small_models import (
     logits_of,
     plain_attention,
 )
-
-from paged.models.decoder import Decoder, random_decoder, rms_norm, rotate
-from paged.models.rotary import rotary_frequencies
 
 PROMPT = [3, 17, 92, 5, 41, 88, 120, 7, 7, 150, 2]
 SCALINGS = {

@@ -5,13 +5,13 @@ import json
 
 import gguf
 import pytest
-from tests.small_models import TINY_LLAMA, huggingface_model
-from tests.test_models_gguf_file import write
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
 from paged.models.loader import load
 from paged.models.loader.ends import ends_by_text
+from tests.small_models import TINY_LLAMA, huggingface_model
+from tests.test_models_gguf_file import write
 
 ID = gguf.GGUFValueType.UINT32
 TURNS = ("{% for m in messages %}<|user|>{{ m.content }}<|done|>\n{% endfor %}"

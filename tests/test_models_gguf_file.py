@@ -8,11 +8,11 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from tests.small_models import TINY_LLAMA, TINY_MODELS, huggingface_model, logits_of
 
 from paged.models.loader import load
 from paged.models.loader.gguf_file import GGUFFile
 from paged.models.rotary import rotary_frequencies
+from tests.small_models import TINY_LLAMA, TINY_MODELS, huggingface_model, logits_of
 
 PROMPT = [3, 17, 92, 5, 41, 88]
 NAMES = {  # written out again, so that a slip in the reader's table shows

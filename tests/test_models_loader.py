@@ -12,7 +12,6 @@ from huggingface_hub import errors
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from tests.small_models import TINY_LLAMA, TINY_MODELS, TINY_QWEN2, huggingface_model, logits_of
 from tqdm import tqdm
 
 from paged.device import enough_memory, use_device
@@ -20,6 +19,7 @@ from paged.models.loader import load
 from paged.models.loader.checkpoint import generation_defaults, open_directory
 from paged.models.loader.placing import choose_dtype
 from paged.sampling import SamplingParams
+from tests.small_models import TINY_LLAMA, TINY_MODELS, TINY_QWEN2, huggingface_model, logits_of
 
 PROMPT = [3, 17, 92, 5, 41, 88]
 
@@ -454,8 +454,17 @@ def test_a_gpu_with_a_number_becomes_the_current_one(monkeypatch):
     ("float16", "cuda", "bfloat16", torch.float16),
     (torch.bfloat16, "cpu", None, torch.bfloat16),
 ])
-def test_the_dtype_that_is_chosen(wanted, device, stored, expected):
+def test_the_dtype_that_is_chosen(wanted, device, stored, expected, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     assert choose_dtype(wanted, torch.device(device), stored) == expected
+
+
+def test_a_card_without_bfloat16_takes_float16(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    cuda = torch.device("cuda")
+    assert choose_dtype("auto", cuda, "bfloat16") == choose_dtype("auto", cuda,
+                                                                  None) == torch.float16
+    assert choose_dtype("bfloat16", cuda, None) == torch.bfloat16  # asked for by name
 
 
 def test_a_stored_dtype_that_is_not_supported():

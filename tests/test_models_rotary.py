@@ -9,12 +9,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.small_models import TINY_LLAMA, logits_of
 
 from paged.models.config import ModelConfig
 from paged.models.loader import load
 from paged.models.loader.configs import from_huggingface
 from paged.models.rotary import rotary_frequencies
+from tests.small_models import TINY_LLAMA, logits_of
 
 ORIGINAL = 64
 SHORT, LONG = 40, 150  # tokens, inside and past the original length

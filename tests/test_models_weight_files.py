@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from tests.small_models import TINY_LLAMA, TINY_QWEN2, huggingface_model, logits_of
 
 from paged.models.loader import load
 from paged.models.loader.weight_files import INDEX, safetensors, some
+from tests.small_models import TINY_LLAMA, TINY_QWEN2, huggingface_model, logits_of
 
 PROMPT = [3, 17, 92, 5, 41, 88]
 

@@ -147,9 +147,10 @@ def floors() -> dict[str, int]:
     """{module or room: its floor}, from the map in paged/README.md."""
     block = re.search(r"```text\n(.*?)```", (ROOT / "paged/README.md").read_text(encoding="utf-8"),
                       re.S)
+    assert block is not None, "the map is gone"
     found, floor = {}, -1
     for line in block[1].splitlines():
-        number, names = re.match(r"(\d?)\s+([^ ].*?)(?:\s{4,}.*)?$", line).groups()
+        ((number, names),) = re.findall(r"^(\d?)\s+([^ ].*?)(?:\s{4,}.*)?$", line)
         floor = int(number) if number else floor
         found |= {name.rstrip("/"): floor for name in names.split()}
     return found

@@ -1,5 +1,5 @@
-"""The runner with fused operations against the same with plain ones: the same tokens, whatever shares the batch and however it
-is scheduled.
+"""The runner with fused operations against the same with plain ones: the same tokens, whatever
+shares the batch and however it is scheduled.
 
 Protects the GPU path's bookkeeping: seats, patched block tables, tokens that stay on the GPU,
 padding up to captured sizes, running one step ahead. Without a GPU the kernels run in Triton's

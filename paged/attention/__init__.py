@@ -72,7 +72,7 @@ def resolve(backend: str, shape: Shape) -> Attention:
     Raises ValueError, with the reason, when there is none.
     """
     if backend == "auto":
-        # Triton's interpreter is for checking kernels, not for serving: auto wants it on a GPU only.
+        # Triton's interpreter is for checking kernels, not for serving: auto wants a GPU for it.
         names: Sequence[str] = ("triton", "flash", "torch")
         names = names if shape.device.type == "cuda" else names[-1:]
     elif isinstance(backend, str) and backend in BACKENDS:
@@ -109,10 +109,10 @@ def paged_attention(q: torch.Tensor, kv, layer: int,
         backend: a name in BACKENDS, or "auto" for the fastest that runs here.
 
     Returns [N, num_heads, head_dim]. A request's queries are the last tokens of its context:
-    decode, whole prefill, chunked prefill and mixtures differ in nothing but their lengths.
-    Raises ValueError for inputs that do not fit together and for a backend that cannot run them,
-    the same from every backend. Of tables and lengths on a GPU only types and shapes are looked at:
-    nothing waits for it.
+    decode, whole prefill, chunked prefill and mixtures differ in nothing but their lengths. Raises
+    ValueError for inputs that do not fit together and for a backend that cannot run them, the same
+    from every backend. Of tables and lengths on a GPU only types and shapes are looked at: nothing
+    waits for it.
     """
     _check_query(q, kv)
     k_cache, v_cache = kv.layer(layer)
@@ -129,8 +129,8 @@ def _check_query(q, kv) -> None:
         what = f"{q.dtype} on {q.device}" if isinstance(q,
                                                         torch.Tensor) else f"a {type(q).__name__}"
         raise ValueError(
-            f"q is {what}: it must be a floating-point tensor on {kv.data.device}, where the cache is"
-        )
+            f"q is {what}: it must be a floating-point tensor on {kv.data.device}, where the "
+            f"cache is")
     if q.dim() != 3 or q.shape[2] != kv.head_dim or q.shape[1] == 0 or q.shape[1] % kv.num_kv_heads:
         raise ValueError(
             f"q is {tuple(q.shape)}; this cache needs [tokens, a multiple of {kv.num_kv_heads} "
@@ -144,8 +144,8 @@ def _check_batch(num_tokens: int, kv, block_tables, seq_lens, query_start_loc) -
     starts = _on_host(integers("query_start_loc", query_start_loc))
     if not len(tables) == len(lengths) == len(starts) - 1:
         raise ValueError(
-            f"{len(tables)} block tables, {len(lengths)} lengths and {len(starts)} offsets: a batch of n "
-            f"requests has n, n and n + 1")
+            f"{len(tables)} block tables, {len(lengths)} lengths and {len(starts)} offsets: a batch "
+            f"of n requests has n, n and n + 1")
     if isinstance(starts, torch.Tensor):
         return
     if starts[0] != 0 or starts[-1] != num_tokens or any(a > b for a, b in zip(starts, starts[1:])):
@@ -165,8 +165,8 @@ def _check_table(request: int, table: list[int], seq_len: int, kv) -> None:
     needed = -(-seq_len // kv.block_size)
     if len(table) < needed:
         raise ValueError(
-            f"request {request}: {seq_len} tokens need {needed} blocks of {kv.block_size}; the block "
-            f"table has {len(table)}")
+            f"request {request}: {seq_len} tokens need {needed} blocks of {kv.block_size}; the "
+            f"block table has {len(table)}")
     for block in table[:needed]:
         if not 0 <= block < kv.num_blocks:
             raise ValueError(
@@ -179,8 +179,8 @@ def _tables(block_tables) -> list[list[int]] | torch.Tensor:
         return _on_host(integers("block_tables", block_tables, dims=2))
     if not hasattr(block_tables, "__len__"):
         raise ValueError(
-            f"block_tables is {block_tables!r}: it must be one list of blocks a request, or a tensor"
-        )
+            f"block_tables is {block_tables!r}: it must be one list of blocks a request, or a "
+            f"tensor")
     return [
         integers(f"block_tables[{request}]", table).tolist()
         for request, table in enumerate(block_tables)

@@ -1,8 +1,9 @@
 """FlashAttention as a backend: whichever library can read block tables here.
 
-    flash-attn 3   flash_attn_interface   any block size          Hopper
-    flash-attn 2   flash_attn             multiples of 256        Ampere and later
-    PyTorch        torch.nn.attention     multiples of 256        where varlen_attn takes a block_table (2.13)
+    flash-attn 3   flash_attn_interface   any block size       Hopper
+    flash-attn 2   flash_attn             multiples of 256     Ampere and later
+    PyTorch        torch.nn.attention     multiples of 256     where varlen_attn takes a
+                                                               block_table (2.13)
 
 They are tried in this order. FlashAttention-3 loads whole tiles with the copy engine where blocks
 are large enough; it then weighs the unused rows of a last block with 0 instead of skipping them,

@@ -1,8 +1,8 @@
 """Paged attention in batched PyTorch: the engine's backend where there is no GPU.
 
 Decodes are done all at once: their rows are gathered into one padded tensor, and padding repeats
-    the last valid
-row, so that no unwritten row is ever read. Longer queries go through SDPA one request at a time.
+the last valid row, so that no unwritten row is ever read. Longer queries go through SDPA one
+request at a time.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from tqdm import tqdm
 from paged.bench.common import check_output, machine
 from paged.bench.workload import random_model, with_other_first_tokens
 from paged.checks import whole_number
-from paged.llm import LLM
 from paged.device import use_device
+from paged.llm import LLM
 from paged.models.loader.configs import from_huggingface
 from paged.sampling import SamplingParams
 

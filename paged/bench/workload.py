@@ -3,9 +3,8 @@
 The workload of nano-vllm's benchmark: 256 prompts of 100 to 1,024 random tokens, 100 to 1,024
 generated tokens each, temperature 0.6, end-of-sequence ignored, on Qwen3-0.6B shapes with random
 weights. Beside it: 1, 8 and 32 requests at once, the time to the first token of a short prompt, how
-    long decodes wait while long prompts arrive, and, on a GPU,
-where the time of a decode step goes. On a CPU the defaults are smaller, and with --layers 2 it
-takes a minute or two.
+long decodes wait while long prompts arrive, and, on a GPU, where the time of a decode step goes. On
+a CPU the defaults are smaller, and with --layers 2 it takes a minute or two.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from tqdm import tqdm
 from paged.bench.common import QWEN3_0_6B, check_output, machine
 from paged.checks import whole_number
 from paged.config import Speedups
+from paged.device import use_device
 from paged.engine import Engine
 from paged.llm import LLM, short_collections
 from paged.models.config import ModelConfig
 from paged.models.decoder import Decoder
-from paged.device import use_device
 from paged.models.loader import Loaded, room_for_weights
 from paged.sampling import SamplingParams
 

@@ -22,11 +22,10 @@ def tile_slots(tile, length, table_ptr, BLOCK_SIZE: tl.constexpr, TILE: tl.const
         token           0   1   2   3   4   5   6   7   8  …         (BLOCK_SIZE = 3)
         token // 3      0   0   0   1   1   1   2   2   2  …         logical block
         table           7   7   7   1   1   1   4   4   4  …         physical block
-        slot           21  22  23   3   4   5  12  13  14  …         block × BLOCK_SIZE + token % BLOCK_SIZE
+        slot           21  22  23   3   4   5  12  13  14  …         block × BLOCK_SIZE + offset
 
     Past the end the last token stands in: its row is known to hold numbers, where an unused row may
-        hold
-    NaN, and 0 × NaN is NaN. An empty context gives slot 0.
+    hold NaN, and 0 × NaN is NaN. An empty context gives slot 0.
     """
     token = tl.maximum(tl.minimum(tile * TILE + tl.arange(0, TILE), length - 1), 0)
     block = tl.load(table_ptr + token // BLOCK_SIZE, mask=length > 0, other=0)
@@ -72,8 +71,8 @@ def counters(device: torch.device) -> torch.Tensor:
     them zeros.
 
     Kernels that use them must follow each other, as on a stream they do: there is one array a
-        stream, and one for all
-    graphs of a device, which are therefore to be replayed one after another.
+    stream, and one for all graphs of a device, which are therefore to be replayed one after
+    another.
     """
     if device.type != "cuda":
         return torch.zeros(1 << 14,

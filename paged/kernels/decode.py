@@ -9,14 +9,12 @@ batch are laid on one line, which is cut into equal shares, one a program:
 
 So every program has the same work, whether the batch is one long context, many short ones, or both
 mixed. The number of programs depends on the card alone, and the cut is computed on the GPU from the
-    lengths: a
-CUDA graph captured once serves every mixture of lengths. A pair that lies whole in one program is
-written to the output. A pair that is cut leaves one partial result in each of its programs, and the
-program that finishes last adds them up, always in the order of the line.
+lengths: a CUDA graph captured once serves every mixture of lengths. A pair that lies whole in one
+program is written to the output. A pair that is cut leaves one partial result in each of its
+programs, and the program that finishes last adds them up, always in the order of the line.
 
 Work split: "stream-K" (Osama et al., 2023) applied to Flash-Decoding (Dao et al., 2023); the query
-    heads of
-a KV head as the rows of one matrix product: FlashInfer, FlashAttention-3.
+heads of a KV head as the rows of one matrix product: FlashInfer, FlashAttention-3.
 """
 
 from __future__ import annotations
@@ -192,15 +190,12 @@ def decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
     rows alone.
 
     q, out: [N, num_heads, head_dim], the heads of a token side by side; caches: [num_blocks,
-        block_size,
-    num_kv_heads, head_dim], contiguous like out; block_tables: [requests, max_blocks], seq_lens:
-    [requests], query_start_loc: [requests + 1], int32 on the GPU. A context of 0 tokens gives
-        zeros. The
-    launch depends on shapes alone: safe to capture in a CUDA graph.
+    block_size, num_kv_heads, head_dim], contiguous like out; block_tables: [requests, max_blocks],
+    seq_lens: [requests], query_start_loc: [requests + 1], int32 on the GPU. A context of 0 tokens
+    gives zeros. The launch depends on shapes alone: safe to capture in a CUDA graph.
 
     early: start while the kernel before is still at work, and wait for what it writes; seq_lens and
-        query_start_loc,
-    which are read at once, must be older.
+    query_start_loc, which are read at once, must be older.
     """
     num_requests, num_heads, head_dim = len(seq_lens), q.shape[1], q.shape[2]
     _, block_size, num_kv_heads, _ = k_cache.shape

@@ -77,7 +77,8 @@ def prepare(ids: torch.Tensor, seats: torch.Tensor, new_blocks: torch.Tensor,
             table as the last of the context. Only rows with one token may have one.
         query_start_loc: [requests + 1]; tokens behind its end are padding. As many tokens as
             requests are one a request.
-        tables: [seats, width] block tables; tokens: [seats]; embedding: [vocab, hidden], contiguous.
+        tables: [seats, width] block tables; tokens: [seats]; embedding: [vocab, hidden],
+            contiguous.
 
     Returns the embeddings [tokens, hidden], the sums of their squares [tokens, 1], positions and
     slots [tokens], −1 for padding, and the requests' tables [requests, width], in which what lies

@@ -10,8 +10,10 @@ again in starting and waiting. Here they ride along with the products:
 
 The weight of an RMSNorm is in the matrix that follows it (`models/fused.py`); what is left of the
 norm is one factor a token, and a factor may as well be applied behind the product:
-norm(x) @ W.T = (x @ W.T) × scale. The scale needs all of x: every program that writes a part of x
-leaves the sum of its squares.
+
+    norm(x) @ W.T = (x @ W.T) × scale
+
+The scale needs all of x: every program that writes a part of x leaves the sum of its squares.
 
 A program owns a tile [OUTPUTS, TOKENS] of outputs: rows of the weight times tokens, so that a few
 tokens are the narrow side of the matrix instruction; the programs of a weight tile follow each

@@ -1,6 +1,7 @@
 """Store new K and V into the paged cache: one Triton kernel.
 
-    token t ──► slot[t] = block × block_size + offset ──► that row of the cache, num_kv_heads × head_dim long
+    token t ──► slot[t] = block × block_size + offset ──► that row of the cache,
+                                                          num_kv_heads × head_dim long
 """
 
 from __future__ import annotations
@@ -54,8 +55,7 @@ def store(k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torc
 
     k, v: [tokens, num_kv_heads, head_dim], any strides (slices of a fused projection, for example).
     k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim], contiguous. slots: [tokens],
-        int32
-    or int64, on the same device. Nothing here waits for the GPU, so slots are not checked.
+    int32 or int64, on the same device. Nothing here waits for the GPU, so slots are not checked.
     """
     num_tokens, num_kv_heads, head_dim = k.shape
     if num_tokens == 0:

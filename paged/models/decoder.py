@@ -18,7 +18,8 @@ Which tokens may see which others is attention's business. Nothing here knows of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -33,9 +34,12 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # (layer, q, k, v) -> 
 class Linear(nn.Module):
     """x @ weight.T + bias, weight [outputs, inputs]."""
 
+    weight: nn.Parameter  # until it is packed
+    bias: nn.Parameter | None
+
     def __init__(self, inputs: int, outputs: int, bias: bool, device, dtype) -> None:
         super().__init__()
-        self.weight: Tensor | None = _weight(outputs, inputs, device=device, dtype=dtype)
+        self.weight = _weight(outputs, inputs, device=device, dtype=dtype)
         self.bias = _weight(outputs, device=device, dtype=dtype) if bias else None
         self.packed: Tensor | None = None
 
@@ -48,7 +52,7 @@ class Linear(nn.Module):
         if self.weight.device.type == "cpu" and self.weight.dtype == torch.float32 and _has_onednn(
         ):
             self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, None)
-            self.weight = None
+            self.register_parameter("weight", None)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.packed is not None:
@@ -118,12 +122,15 @@ class PlainOperations:
 class Decoder(nn.Module):
     """The whole model. Weights are allocated here and filled by the loader or by random_decoder."""
 
+    layers: Sequence[Layer]
+    frequencies: Tensor
+
     def __init__(self, config: ModelConfig, device="cpu", dtype=torch.float32) -> None:
         super().__init__()
         self.config = config
         self.embedding = _weight(config.vocab_size, config.hidden_size, device=device, dtype=dtype)
-        self.layers = nn.ModuleList(
-            Layer(config, i, device, dtype) for i in range(config.num_layers))
+        layers = nn.ModuleList(Layer(config, i, device, dtype) for i in range(config.num_layers))
+        self.layers = cast("Sequence[Layer]", layers)
         self.norm = _weight(config.hidden_size, device=device, dtype=dtype)
         tied = config.tie_word_embeddings
         self.head = Linear(config.hidden_size, config.vocab_size, False, "meta" if tied else device,
@@ -178,7 +185,9 @@ class Decoder(nn.Module):
         Fused weights are stacks of rows, so copying into a view is all that loading has to do.
         """
         c, d = self.config, self.config.head_dim
-        places = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.norm}
+        places: dict[str, Tensor] = {
+            "model.embed_tokens.weight": self.embedding, "model.norm.weight": self.norm
+        }
         if not c.tie_word_embeddings:
             places["lm_head.weight"] = self.head.weight
         for i, layer in enumerate(self.layers):
@@ -187,20 +196,20 @@ class Decoder(nn.Module):
             places[at + "input_layernorm.weight"] = layer.attention_norm
             for name, weight in zip("qkv", layer.qkv.weight.split(rows), strict=True):
                 places[at + f"self_attn.{name}_proj.weight"] = weight
-            if c.attention_bias:
+            if layer.qkv.bias is not None:
                 for name, bias in zip("qkv", layer.qkv.bias.split(rows), strict=True):
                     places[at + f"self_attn.{name}_proj.bias"] = bias
-            if c.qk_norm:
+            if layer.q_norm is not None and layer.k_norm is not None:
                 places[at + "self_attn.q_norm.weight"] = layer.q_norm
                 places[at + "self_attn.k_norm.weight"] = layer.k_norm
             places[at + "self_attn.o_proj.weight"] = layer.out.weight
-            if c.output_bias:
+            if layer.out.bias is not None:
                 places[at + "self_attn.o_proj.bias"] = layer.out.bias
             places[at + "post_attention_layernorm.weight"] = layer.mlp_norm
             gate, up = layer.gate_up.weight.chunk(2)
             places[at + "mlp.gate_proj.weight"], places[at + "mlp.up_proj.weight"] = gate, up
             places[at + "mlp.down_proj.weight"] = layer.down.weight
-            if c.mlp_bias:
+            if layer.gate_up.bias is not None and layer.down.bias is not None:
                 gate, up = layer.gate_up.bias.chunk(2)
                 places[at + "mlp.gate_proj.bias"], places[at + "mlp.up_proj.bias"] = gate, up
                 places[at + "mlp.down_proj.bias"] = layer.down.bias
@@ -217,11 +226,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of x [N, heads, head_dim] (Su et al. 2021), the pair of i being i + head_dim
-    / 2.
+    """Rotary embedding of x [N, heads, head_dim] (Su et al. 2021), the pair of i being
+    i + head_dim / 2.
 
-        (a, b) -> (a cos - b sin, b cos + a sin): rolling by half a head brings each number's
-        partner to it.
+        (a, b) -> (a cos - b sin, b cos + a sin)
+
+    Rolling by half a head brings each number's partner to it.
     """
     wide = x.float()
     return torch.addcmul(wide * cos, wide.roll(x.shape[-1] // 2, -1), sin).to(x.dtype)

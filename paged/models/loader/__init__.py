@@ -21,8 +21,8 @@ from paged.models.config import ModelConfig
 from paged.models.decoder import Decoder
 from paged.models.loader import default_model
 from paged.models.loader.checkpoint import Checkpoint, open_directory, open_gguf
-from paged.models.loader.placing import choose_dtype, room_for_weights
 from paged.models.loader.download import download
+from paged.models.loader.placing import choose_dtype, room_for_weights
 from paged.models.loader.rope import longest_positions
 from paged.models.loader.tokenizer import Tokenizer
 from paged.models.loader.weights import check_layers, fill, settle_head

@@ -4,6 +4,7 @@ what ends a text, and what its author samples with."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
@@ -88,7 +89,7 @@ def generation_defaults(values: dict[str, Any], source: Path) -> dict[str, Any]:
         name: values[name]
         for name in ("temperature", "top_p", "top_k") if values.get(name) is not None
     }
-    ranges = {
+    ranges: dict[str, tuple[str, Any, Callable[[Any], bool]]] = {
         "temperature": ("a number of at least 0", Real, lambda x: x >= 0),
         "top_p": ("a number above 0 and at most 1", Real, lambda x: 0 < x <= 1),
         "top_k": ("an integer of at least 0", int, lambda x: x >= 0)

@@ -50,4 +50,4 @@ def turn_end(tokenizer: Tokenizer) -> int | None:
         return None
     _, found, rest = text.rpartition(word)
     token = tokenizer.token_at_start(rest.lstrip()) if found else None
-    return token and tokenizer.added_id(token, special=token not in TEXTS)
+    return tokenizer.added_id(token, special=token not in TEXTS) if token else None

@@ -106,8 +106,8 @@ def _refuse_unknown(own: dict[str, Any], architecture: str, positions: int) -> N
 
 
 def _rope(own: dict[str, Any]) -> dict[str, Any]:
-    """The rotary parameters in the words of a config.json. A factor without a type is linear, and
-    a factor of 0 or none is 1, as in llama.cpp."""
+    """The rotary parameters in the words of a config.json. A factor without a type is linear, and a
+    factor of 0 or none is 1, as in llama.cpp."""
     written = own.get("rope.scaling.type", "linear")
     kind = SCALINGS.get(written) if isinstance(written, str) else None
     if kind is None:

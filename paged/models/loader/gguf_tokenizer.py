@@ -62,7 +62,7 @@ def tokenizer_in(fields: dict[str, Any]) -> Tokenizer:
     named = {name: tokens[ids[theirs]] for name, theirs in NAMES.items() if theirs in ids}
     try:
         backend = (_sentencepiece(fields, tokens, types, named.get("unk_token"))
-                   if sentencepiece else _byte_level(fields, tokens, words))
+                   if sentencepiece else _byte_level(fields, tokens))
         backend.add_special_tokens([
             AddedToken(token, special=True, normalized=False) for token, type in zip(tokens, types)
             if type == CONTROL
@@ -80,13 +80,16 @@ def tokenizer_in(fields: dict[str, Any]) -> Tokenizer:
     return Tokenizer(backend, _templates(fields), named)
 
 
-def _byte_level(fields: dict[str, Any], tokens: list[str], words: str) -> tokenizers.Tokenizer:
+def _byte_level(fields: dict[str, Any], tokens: list[str]) -> tokenizers.Tokenizer:
+    words = fields["tokenizer.ggml.pre"]
     merges = [tuple(pair.split(" ", 1)) for pair in fields.get("tokenizer.ggml.merges", ())]
     vocab = {token: index for index, token in enumerate(tokens)}
     backend = tokenizers.Tokenizer(
         models.BPE(vocab=vocab, merges=merges, ignore_merges=words in WHOLE_WORDS))
     digits, pattern = WORDS[words]
-    steps = [pre_tokenizers.Digits(individual_digits=True)] if digits else []
+    steps: list[pre_tokenizers.PreTokenizer] = []
+    if digits:
+        steps.append(pre_tokenizers.Digits(individual_digits=True))
     if pattern:
         steps.append(pre_tokenizers.Split(Regex(pattern), behavior="isolated"))
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
@@ -28,7 +29,7 @@ def check_conversation(messages: Any) -> None:
         if not (isinstance(content, str) or _are_texts(content) or content is None and calls):
             raise ValueError(f"The content of message {i} must be a string, or a list of "
                              f"{{'type': 'text', 'text': ...}}; got {content!r}.")
-        rewrite(message, lambda text, i=i: check_text(f"The content of message {i}", text))
+        rewrite(message, partial(check_text, f"The content of message {i}"))
 
 
 def check_objects(name: str, values: Any) -> None:
@@ -37,12 +38,12 @@ def check_objects(name: str, values: Any) -> None:
         return
     if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
         raise ValueError(f"{name} is {values!r}: it must be a list of dicts.")
-    rewrite(values, lambda text: check_text(f"A text in {name}", text))
+    rewrite(values, partial(check_text, f"A text in {name}"))
 
 
 def check_text(name: str, text: str) -> str:
-    """The text; ValueError for halves of surrogate pairs: what bytes that are not UTF-8 become on
-    a command line."""
+    """The text; ValueError for halves of surrogate pairs: what bytes that are not UTF-8 become on a
+    command line."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

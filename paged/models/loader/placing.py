@@ -32,8 +32,8 @@ def choose_dtype(wanted: str | torch.dtype, device: torch.device,
         if (str(wanted).removeprefix("torch.") == "bfloat16" and device.type == "cuda"
                 and torch.cuda.get_device_capability(device)[0] < 8):
             wanted = "float16"
-    dtype = DTYPES.get(str(wanted), wanted)
-    if dtype not in DTYPES.values():
+    dtype = wanted if isinstance(wanted, torch.dtype) else DTYPES.get(str(wanted))
+    if dtype is None or dtype not in DTYPES.values():
         raise ValueError(
             f"The dtype {wanted!r} is not supported; use 'auto', {', '.join(map(repr, DTYPES))}.")
     return dtype

@@ -1,5 +1,5 @@
-"""The tokenizer of a Hugging Face directory, out of the files that several versions of
-transformers have written it to.
+"""The tokenizer of a Hugging Face directory, out of the files that several versions of transformers
+have written it to.
 
 `tokenizer.json` holds the tokenizer. Tokens that were added to it, and what templates call the
 special ones, may also stand in `tokenizer_config.json`, or, where that has no

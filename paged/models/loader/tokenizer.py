@@ -162,7 +162,12 @@ class Tokenizer:
             for name in ("tools", "documents") if options.get(name) is not None
         }
         written: list[str] = []
-        rewrite(given, lambda part: written.append(part) or part)
+
+        def noted(part: str) -> str:
+            written.append(part)
+            return part
+
+        rewrite(given, noted)
         found = [
             special for part in written for special in self._tokens_in_text.findall(part)
             if special in self._special_texts
@@ -206,7 +211,11 @@ class Tokenizer:
             AddedToken(content, **{flag: token[flag]
                                    for flag in flags}) for content, token in zip(contents, added)
         ])
-        ids = {backend.token_to_id(content): token["id"] for content, token in zip(contents, added)}
+        ids = {
+            at: token["id"]
+            for content, token in zip(contents, added)
+            if (at := backend.token_to_id(content)) is not None
+        }
         return backend, names, ids
 
     def _token_bytes(self, token_id: int) -> bytes:

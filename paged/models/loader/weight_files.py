@@ -8,6 +8,7 @@ model is `model.safetensors`, or the only weight file there is.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -97,7 +98,7 @@ def _tensors(path: Path, names: list[str]) -> Readers:
     if absent:
         raise ValueError(f"{path} lacks {some(absent)}, which the index places in it: download "
                          "the model again.")
-    return {name: lambda name=name: opened.get_tensor(name) for name in names}
+    return {name: partial(opened.get_tensor, name) for name in names}
 
 
 def _open(path: Path):
