@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -39,7 +40,7 @@ ABLATIONS = {
     "plain PyTorch kernels": {"fused": False}
 }
 
-FILTERS = {
+FILTERS: dict[str, dict[str, Any]] = {
     "temperature": {}, "top-p and top-k": {"top_p": 0.95, "top_k": 50}, "top-p": {"top_p": 0.95},
     "min-p": {"min_p": 0.05}, "repetition penalty": {"repetition_penalty": 1.1}
 }
