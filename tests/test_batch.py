@@ -97,7 +97,7 @@ def test_the_specification_is_data_too_and_stays_as_it_was():
             return super().execute(batch)
 
     engine = Engine(CONFIG, Keeps(16, 4))
-    for prompt, params in REQUESTS[:2]:
+    for prompt, _ in REQUESTS[:2]:
         engine.add_request([token % 4 for token in prompt], SamplingParams(max_tokens=6))
     run(engine)
     for batch, as_it_was in kept:
