@@ -168,7 +168,7 @@ def test_allocate_reuse_reactivate():
     release(pool, first)
     release(pool, second)
     assert [(e["event"].removeprefix("KV_BLOCK_"), e["block"], e["free"])
-            for e in trace.events] == [("ALLOCATE", 0, 2233), ("ALLOCATE", 1, 2232),
+            for e in trace.events if "block" in e] == [("ALLOCATE", 0, 2233), ("ALLOCATE", 1, 2232),
                                        ("REUSE", 0, 2232), ("ALLOCATE", 2, 2231),
                                        ("RELEASE", 1, 2232), ("RELEASE", 2, 2233),
                                        ("RELEASE", 0, 2234)]
