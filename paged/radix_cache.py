@@ -133,7 +133,8 @@ class RadixCache:
             place.node.blocks[prefix.depth - place.node.start].append(block)
             self._place_of[block] = place
             if self.pool.trace.limit:
-                self.pool.trace.emit("PREFIX_REGISTER", blocks=[block], prefix=f"depth {place.depth}")
+                self.pool.trace.emit("PREFIX_REGISTER", blocks=[block],
+                                     prefix=f"depth {place.depth}")
         elif (known.node, known.depth) != (place.node, place.depth):
             raise ValueError(
                 f"block {block} is registered for other tokens and was not handed out since")

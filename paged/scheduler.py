@@ -169,8 +169,8 @@ class Scheduler:
             self._blocked = request, len(hits), self.pool.num_free()
             if self.trace.limit:
                 self.trace.emit("ADMISSION_REFUSED", request=request.request_id, hits=len(hits),
-                                needed=blocks_needed(len(request.token_ids), self.block_size),
-                                free=self.pool.num_free())
+                                needed=blocks_needed(len(request.token_ids),
+                                                     self.block_size), free=self.pool.num_free())
             return False
         num_tokens = min(len(request.token_ids) - cached, self._budget)
         self.pool.share(hits)
