@@ -316,14 +316,14 @@ class _Teller:
         parts = [f"{name} reads {counted(length, 'row')} in {self._blocks(table[:-(-length // self.block_size)])}"
                  for name, length, table in zip(fields["requests"], fields["lengths"],
                                                 fields["tables"])]
-        return f"Attention: {'; '.join(parts)}, through its table."
+        return f"Attention: {'; '.join(parts)}, through {'its table' if len(parts) == 1 else 'their tables'}."
 
     def _sample(self, index, fields, before, after) -> str:
         if not fields["tokens"]:
             return "No prompt is complete yet: nothing is sampled."
         parts = [f"{name} continues with {self._word(token)}" for name, token in fields["tokens"]]
-        return (f"{listed(parts)}. {'Its' if len(parts) == 1 else 'Their'} K and V do not exist "
-                "yet: they are computed when the token goes in, a step later.")
+        return (f"{listed(parts)}. {'Its' if len(parts) == 1 else 'Their'} K and V come a step "
+                "later, when the token goes in.")
 
     def _step(self, index, fields, before, after) -> str:
         parts = [f"{name}: {r['computed']} of {counted(len(r['tokens']), 'token')} computed"

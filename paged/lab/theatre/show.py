@@ -1,0 +1,130 @@
+"""A recording as HTML that needs nothing else: in a notebook, or as a page of its own.
+
+Under the player, and instead of it on paper or without JavaScript, stand the key beats of each run
+as tables, and all its sentences as a list. The player reads its sentences there.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+
+from paged.lab.notebook import COLORS
+from paged.lab.theatre.recorder import states
+
+
+def theatre(*recordings: dict, start: str = "", addresses: bool = True) -> None:
+    """Show recordings in a notebook.
+
+    Args:
+        recordings: of `Recorder.recording` or `scenes.play`. One with a planted fault belongs to
+            the scene with the same slug.
+        start: where to open, as in an address: "fork/17" is beat 17 of the scene "fork".
+        addresses: let the page's address follow the reader; off where a page has several theatres.
+    """
+    from IPython.display import HTML, display
+    display(HTML(fragment(recordings, start, addresses)))
+
+
+def page(recordings: Sequence[dict], title: str) -> str:
+    """A whole HTML page with these recordings."""
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{escape(title)}</title>
+<style>
+body {{ margin: 0; padding: 12px; background: light-dark(#fff, #0e1216); }}
+</style>
+</head>
+<body>
+{fragment(recordings, whole_page=True)}
+</body>
+</html>
+"""
+
+
+def fragment(recordings: Sequence[dict], start: str = "", addresses: bool = True,
+             whole_page: bool = False) -> str:
+    """The HTML of a theatre: static part, style, script and data. ValueError without a
+    recording."""
+    if not recordings:
+        raise ValueError("there is nothing to show: give at least one recording")
+    css, script = ((files("paged.lab") / "figures" / f"theatre.{kind}").read_text(encoding="utf-8")
+                   for kind in ("css", "js"))
+    palette = "".join(f"--{name}:{color};" for name, color in COLORS.items())
+    sources: dict[str, list[str]] = {}
+    scenes = []
+    for recording in recordings:
+        sources |= recording["sources"]
+        scene = {key: value for key, value in recording.items() if key != "sources"}
+        scene["beats"] = [{key: value for key, value in beat.items() if key not in ("say", "key")}
+                          for beat in recording["beats"]]
+        scenes.append(scene)
+    data = {"scenes": scenes, "sources": sources, "start": start, "addresses": addresses,
+            "page": whole_page}
+    payload = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+    root = f"paged-theatre-{zlib.crc32(payload.encode()):08x}"
+    static = "\n".join(_static(recording) for recording in recordings)
+    return f"""<div class="paged-theatre" id="{root}" role="region" tabindex="0" \
+aria-label="The engine, one step seen whole: arrow keys step through it">
+<div class="static">
+{static}
+</div>
+</div>
+<style>.paged-theatre{{{palette}}}
+{css}</style>
+<script>(function () {{
+{script}
+theatre(document.getElementById("{root}"), {payload});
+}})();</script>"""
+
+
+def _static(recording: dict) -> str:
+    """A run without a player: its key beats as tables, its sentences as a list."""
+    beats, fault = recording["beats"], recording.get("fault")
+    title = recording["title"] + (f", with a planted fault: {fault['name']}" if fault else "")
+    figures, before = [], None
+    for number, (beat, state) in enumerate(zip(beats, states(recording)), 1):
+        if beat.get("key") and not fault:
+            figures.append(_figure(recording, number, beat, state, before))
+        before = state
+    sentences = "".join(f"<li>{escape(beat['say'])}</li>" for beat in beats)
+    return (f'<section data-run class="{"plantedrun" if fault else "run"}">'
+            f"<h3>{escape(title)}</h3><p>{escape(recording['line'])}</p>{''.join(figures)}"
+            f"<details><summary>All {len(beats)} beats</summary><ol>{sentences}</ol></details>"
+            "</section>")
+
+
+def _figure(recording: dict, number: int, beat: dict, state: dict, before: dict | None) -> str:
+    size, words = recording["sizes"]["block_size"], recording["words"]
+    queue = state["queue"]
+    rows = []
+    for block, count in enumerate(state["ref"]):
+        cells = state["slots"][block * size:(block + 1) * size]
+        holds = " ".join(words[str(cell[0])].strip() or "⏎" if cell else "·" for cell in cells)
+        if not count and not any(cells):
+            continue
+        holders = [name for name, request in state["requests"].items()
+                   if block in request["table"] and request["status"] == "running"]
+        held = (", ".join(holders) or f"{count} references") if count else (
+            "free, next" if queue[0] == block else "free")
+        changed = before is not None and (before["ref"][block] != count or before["slots"][
+            block * size:(block + 1) * size] != cells)
+        rows.append(f'<tr{" class=changed" if changed else ""}><th scope="row">block {block}</th>'
+                    f"<td>{escape(held)}</td><td>{escape(state['names'].get(str(block), ''))}</td>"
+                    f"<td>{escape(holds)}</td></tr>")
+    tables = "; ".join(f"{name}: {', '.join(map(str, request['table']))}"
+                       for name, request in state["requests"].items() if request["table"])
+    caption = f"Beat {number}, step {beat['step']}. {beat['say']}"
+    return (f"<figure><table><caption>{escape(caption)}</caption><thead><tr><th></th>"
+            '<th scope="col">held by</th><th scope="col">cached as</th><th scope="col">holds</th>'
+            f"</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+            f"<p>Block tables: {escape(tables) or 'none'}. Free queue, next first: "
+            f"{', '.join(map(str, queue[:24])) or 'empty'}{' …' if len(queue) > 24 else ''}.</p>"
+            "</figure>")
