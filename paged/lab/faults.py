@@ -26,8 +26,9 @@ def faults() -> dict[str, tuple]:
     chapter."""
     chapter = next((path for path in CHAPTERS if path.exists()), None)
     if chapter is None:
-        raise FileNotFoundError(f"the faults stand in {CHAPTERS[0].name}, and there is none: take a "
-                                "checkout, or install the package with its data")
+        raise FileNotFoundError(
+            f"the faults stand in {CHAPTERS[0].name}, and there is none: take a "
+            "checkout, or install the package with its data")
     namespace = {"FAULTS": {}}
     for code in CELL.findall(chapter.read_text(encoding="utf-8")):
         code, name = code.strip("\n"), re.search(r'FAULTS\["(.*?)"\]', code)

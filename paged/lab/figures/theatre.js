@@ -46,6 +46,12 @@ function theatre(root, data) {
       return Object.assign({}, beat, {state, say: says[i]});
     });
     const used = new Set();
+    let step = -1, base = {};  // what each request had computed when this step was scheduled
+    beats.forEach((beat) => {
+      if (beat.step !== step) { step = beat.step; base = {}; }
+      if (beat.event.startsWith("SCHEDULE_")) beat.fields.requests.forEach((name) => { base = Object.assign({}, base, {[name]: beat.state.requests[name].computed}); });
+      beat.base = base;
+    });
     beats.forEach((beat) => beat.state.ref.forEach((count, block) => { if (count) used.add(block); }));
     const address = recording.slug + (recording.fault ? "+" + slugged(recording.fault.name) : "");
     return Object.assign({}, recording, {beats, used, address});
@@ -70,7 +76,7 @@ function theatre(root, data) {
   const slider = make("input", {type: "range", min: 0, value: 0, "aria-label": "Beat", oninput: (event) => go(Number(event.target.value))});
   const roll = div("roll"), steps = div("steps"), count = span("count"), legend = div("legend");
   const panel = (name, title, note) => {
-    const head = make("h4", {}, title), aside = span("note", note || ""), body = div("body");
+    const head = make("h4", {}, span("title", title)), aside = span("note", note || ""), body = div("body");
     head.append(aside);
     const element = make("div", {class: "panel " + name, role: "group", "aria-label": title}, head, body);
     return {element, aside, body, name};
@@ -244,7 +250,7 @@ function theatre(root, data) {
   function touchedBy(b) {
     const f = b.fields, t = {blocks: new Set(), sources: new Set(), written: new Map(), read: new Set(), wrong: new Set(), copies: [], requests: new Set()};
     if (f.block !== undefined) t.blocks.add(f.block);
-    (f.blocks || []).forEach((block) => t.blocks.add(block));
+    if (Array.isArray(f.blocks)) f.blocks.forEach((block) => t.blocks.add(block));
     if (b.event === "KV_BLOCK_COPY") t.copies.push([f.source, f.block]);
     if (b.event === "MOVE") f.copies.forEach((pair) => t.copies.push(pair));
     t.copies.forEach(([from, to]) => { t.sources.add(from); t.blocks.add(to); });
@@ -299,14 +305,14 @@ function theatre(root, data) {
     const tokens = scheduled.reduce((sum, [, n]) => sum + n, 0), free = state.queue.length, total = state.ref.length;
     const shared = state.ref.filter((n) => n > 1).length, held = total - free;
     const meter = (label, value, parts) => div("meter", div("label", label, make("b", {}, value)), div("bar", parts));
-    const part = (name, share, text) => make("i", {class: name, style: `width:${100 * share}%`, title: text}, text);
+    const part = (name, share, text) => make("i", {class: name, style: `width:${100 * share}%`, title: text}, share > 0.03 * text.length + 0.04 ? text : "");
     scheduler.aside.textContent = "step " + b.step;
     const lanes = [lane("waiting", state.waiting.filter((name) => !swapped.includes(name)), of("waiting")), lane("running", state.running, of("running"))];
     if (run.sizes.preemption === "swap") lanes.push(lane("swapped", swapped, of("swapped")));
     lanes.push(lane("ended", of("finished"), []));
     scheduler.body.replaceChildren(...lanes,
       meter("tokens of this step", `${tokens} of ${budget}`, scheduled.map(([name, n]) => part("new cut", Math.min(1, n / budget), `${name} ${n}`))),
-      meter("blocks held", `${held} of ${total}`, [part("used", (held - shared) / total, held - shared ? String(held - shared) : ""), part("shared", shared / total, shared ? shared + " shared" : "")]),
+      meter("blocks held", `${held} of ${total}` + (shared ? `, ${shared} shared` : ""), [part("used", (held - shared) / total, held - shared ? String(held - shared) : ""), part("shared", shared / total, shared ? String(shared) : "")]),
       div("meter", div("label", "seats", make("b", {}, `${state.seats} of ${run.sizes.max_num_seqs}`)),
         div("chairs", Array.from({length: Math.min(16, run.sizes.max_num_seqs)}, (_, i) => make("i", {class: i < state.seats ? "taken" : ""})))));
   }
@@ -317,13 +323,13 @@ function theatre(root, data) {
       if (r.status === "finished") { ended.push([name, r]); continue; }
       const cells = Math.max(Math.ceil(r.tokens.length / size()), r.table.length), blocks = [];
       const sampled = b.event === "SAMPLE" ? (b.fields.tokens.find(([request]) => request === name) || [])[1] : undefined;
-      const fresh = r.computed + (state.scheduled[name] || 0), forwarded = b.event === "STEP";
+      const base = b.base[name], fresh = base === undefined ? -1 : base + (state.scheduled[name] || 0);
       for (let index = 0; index < cells; index++) {
         const tokens = [];
         for (let offset = 0; offset < size(); offset++) {
           const position = index * size() + offset, token = r.tokens[position];
           const ghost = token === undefined && position === r.tokens.length && sampled !== undefined;
-          let kind = token === undefined ? (ghost ? "ghost" : "none") : position < Math.min(r.cached, r.computed) ? "cached" : position < r.computed ? "computed" : position < fresh && !forwarded ? "fresh" : "pending";
+          let kind = token === undefined ? (ghost ? "ghost" : "none") : position >= base && position < fresh ? "fresh" : position < Math.min(r.cached, r.computed) ? "cached" : position < r.computed ? "computed" : "pending";
           const slot = r.table[index] === undefined ? undefined : r.table[index] * size() + offset;
           if (slot !== undefined && touched.written.get(slot) === name && token !== undefined) kind += " writing";
           if (slot !== undefined && touched.wrong.has(slot) && (b.fields.wrong || []).some(([request, p]) => request === name && p === position)) kind += " wrong";
@@ -426,21 +432,26 @@ function theatre(root, data) {
       const number = frames.length - Math.min(5, frames.length) + i;
       return [i ? " › " : null, make("button", {type: "button", tabindex: -1, "aria-pressed": number === chosen, onclick: () => { shownFrame = number; drawCode(b); }}, frame[1])];
     }).flat()));
-    const start = Number(source.slice(source.lastIndexOf(":") + 1)), running = line - start, most = 15;
+    const start = Number(source.slice(source.lastIndexOf(":") + 1)), running = line - start, most = 13;
     const indent = Math.min(...lines.filter((text) => text.trim()).map((text) => text.search(/\S/)));
-    const from = Math.max(0, Math.min(running - 7, lines.length - most)), listing = make("pre", {tabindex: -1, "aria-label": "source"});
+    const from = Math.max(0, Math.min(running - 6, lines.length - most)), listing = make("pre", {tabindex: -1, "aria-label": "source"});
+    let real = 0, depth = 0;  // a continued line is indented by four more, however far right it stands
     lines.slice(from, from + most).forEach((text, i) => {
-      const depth = text.trim() ? text.search(/\S/) - indent : 0;
+      if (text.trim()) {
+        const now = text.search(/\S/) - indent;
+        depth = i && now === real ? depth : i ? Math.min(now, depth + 4) : Math.min(now, 12);
+        real = now;
+      }
       listing.append(make("div", {class: from + i === running ? "runs" : "", style: `--depth:${depth}`}, span("n", String(start + from + i)), make("code", {}, text.trim() || " ")));
     });
     code.body.append(listing);
   }
-  const brief = (fields) => Object.entries(fields).filter(([key, value]) => typeof value !== "object" && !["error"].includes(key)).map(([key, value]) => `${key}=${value}`).join(" ")
-    + (fields.blocks ? ` blocks=${fields.blocks}` : "") + (fields.pairs ? ` pairs=${fields.pairs.map((pair) => pair.join("→"))}` : "") + (fields.slots ? ` slots=${fields.slots.length > 6 ? fields.slots.length : fields.slots}` : "")
+  const brief = (fields) => Object.entries(fields).filter(([key, value]) => typeof value !== "object" && !["error", "seconds"].includes(key)).map(([key, value]) => `${key}=${value}`).join(" ")
+    + (Array.isArray(fields.blocks) ? ` blocks=${fields.blocks}` : "") + (fields.pairs ? ` pairs=${fields.pairs.map((pair) => pair.join("→"))}` : "") + (fields.slots ? ` slots=${fields.slots.length > 6 ? fields.slots.length : fields.slots}` : "")
     + (fields.requests ? ` of=${fields.requests}` : "");
   function drawLog() {
-    const first = Math.max(0, Math.min(at - 5, run.beats.length - 8));
-    log.body.replaceChildren(make("ol", {}, run.beats.slice(first, first + 8).map((b, i) => make("li", {class: (first + i === at ? "now" : first + i > at ? "later" : "") + (b.fields.wrong || b.event === "FAILED" ? " wrong" : ""), "data-key": "l:" + (first + i), tabindex: -1, onclick: () => go(first + i)},
+    const first = Math.max(0, Math.min(at - 4, run.beats.length - 7));
+    log.body.replaceChildren(make("ol", {}, run.beats.slice(first, first + 7).map((b, i) => make("li", {class: (first + i === at ? "now" : first + i > at ? "later" : "") + (b.fields.wrong || b.event === "FAILED" ? " wrong" : ""), "data-key": "l:" + (first + i), tabindex: -1, onclick: () => go(first + i)},
       span("n", String(b.step)), span("e", make("i", {class: "mark " + b.phase}), b.event.replace("KV_BLOCK_", "")), span("f", brief(b.fields))))));
   }
   function drawMap() {

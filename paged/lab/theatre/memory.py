@@ -41,10 +41,9 @@ class Moves:
     def of(cls, batch) -> Moves:
         """The moves of a batch."""
         return cls(list(batch.request_ids), list(batch.slot_mapping), list(batch.positions),
-                   list(batch.query_start_loc),
-                   list(batch.seq_lens), [list(table) for table in batch.block_tables],
-                   list(batch.block_copies), list(getattr(batch, "swap_out", ())),
-                   list(getattr(batch, "swap_in", ())))
+                   list(batch.query_start_loc), list(batch.seq_lens),
+                   [list(table) for table in batch.block_tables], list(batch.block_copies),
+                   list(getattr(batch, "swap_out", ())), list(getattr(batch, "swap_in", ())))
 
 
 class Rows:
@@ -74,8 +73,8 @@ class Rows:
                 self.rows[slot] = Row(tokens[request][1][position], request, position,
                                       chains[position])
 
-    def wrong_reads(self, moves: Moves,
-                    tokens: Mapping[str, tuple[str | None, Sequence[int]]]) -> list[list]:
+    def wrong_reads(self, moves: Moves, tokens: Mapping[str, tuple[str | None,
+                                                                   Sequence[int]]]) -> list[list]:
         """[request, position, slot or None, why] of every row that attention reads and that was not
         written under the request's own prefix."""
         wrong = []

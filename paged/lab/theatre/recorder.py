@@ -34,6 +34,7 @@ ANCHORS = {
     "copy_blocks": "MOVE", "copy_between": "MOVE", "write": "WRITE", "paged_attention": "READ",
     "sample": "SAMPLE"
 }
+MOVES = ("copy_blocks", "copy_between")  # called with nothing to move, too
 
 
 class Recorder(Trace):
@@ -57,6 +58,7 @@ class Recorder(Trace):
         self._sources: dict[str, list[str]] = {}
         self._calls: dict[str, list[int]] = {}
         self._last_step = 0
+        self._error: BaseException | None = None
 
     def engine(self, config: EngineConfig, runner, tokenizer=None, **more) -> Engine:
         """An Engine that reports here. Arguments are those of Engine."""
@@ -91,8 +93,10 @@ class Recorder(Trace):
         if event.startswith("SCHEDULE_"):
             self._scheduled.update(zip(fields["requests"], fields["tokens"]))
         elif event == "PREFIX_REGISTER":
-            self._names.update((str(block), fields["prefix"][-4:] if len(fields["prefix"]) == 16
-                                else fields["prefix"]) for block in fields["blocks"])
+            self._names.update(
+                (str(block),
+                 fields["prefix"][-4:] if len(fields["prefix"]) == 16 else fields["prefix"])
+                for block in fields["blocks"])
         elif event == "PREFIX_FORGET":
             for block in fields["blocks"]:
                 self._names.pop(str(block), None)
@@ -101,8 +105,8 @@ class Recorder(Trace):
     def _beat(self, event: str, fields: dict, at: list[int]) -> None:
         state = self._capture(event, fields)
         self.beats.append({
-            "step": self.step, "event": event, "fields": fields, "at": at,
-            "set": delta(self._state, state)
+            "step": self.step, "event": event, "fields": fields, "at": at, "set": delta(
+                self._state, state)
         })
         self._state = state
 
@@ -122,15 +126,16 @@ class Recorder(Trace):
             requests[name] = {
                 "status": after, "tokens": list(request.token_ids),
                 "prompt": request.num_prompt_tokens, "computed": request.num_computed_tokens,
-                "cached": self._cached.get(name, 0), "table": list(request.block_table),
-                "host": list(getattr(request, "host_block_table", ()))
+                "cached": self._cached.get(name,
+                                           0), "table": list(request.block_table), "host": list(
+                                               getattr(request, "host_block_table", ()))
             }
         return {
             "ref": list(pool.ref_cnt), "queue": pool.free_queue(), "names": dict(self._names),
             "requests": requests, "waiting": [r.request_id for r in scheduler.waiting],
-            "running": [r.request_id for r in scheduler.running],
-            "seats": sum(getattr(r, "num_seats", 1) for r in scheduler.running),
-            "scheduled": dict(self._scheduled), "slots": list(self._slots),
+            "running": [r.request_id for r in scheduler.running], "seats": sum(
+                getattr(r, "num_seats", 1) for r in scheduler.running), "scheduled": dict(
+                    self._scheduled), "slots": list(self._slots),
             "host": [None if row is None else row.token for row in self._rows.host]
         }
 
@@ -169,6 +174,8 @@ class Recorder(Trace):
         """For sys.setprofile: keep who first called each of ANCHORS in this step."""
         if kind == "call" and frame.f_code.co_name in ANCHORS:
             event = ANCHORS[frame.f_code.co_name]
+            if frame.f_code.co_name in MOVES and not frame.f_locals.get("pairs"):
+                return
             if event not in self._calls and PACKAGE in Path(frame.f_code.co_filename).parents:
                 stack, frame = [], frame.f_back
                 while frame is not None:
@@ -199,10 +206,7 @@ class Recorder(Trace):
 
     def finished(self, moves: Moves, ends: list[bool], tokens: list) -> None:
         """The runner has done it: report its parts, each with what the memory holds then."""
-        texts = {}
-        for request in moves.request_ids:
-            known = self._known[request]
-            texts[request] = getattr(known, "salt", None), list(known.token_ids)
+        texts = self._texts(moves)
         moved = sorted({block for _, block in [*moves.copies, *moves.swap_in]})
         self._rows.move(moves)
         if moved or moves.swap_out:
@@ -224,9 +228,29 @@ class Recorder(Trace):
                    if end]
         self._runner_beat("SAMPLE", tokens=sampled)
 
-    def failed(self, error: BaseException) -> None:
-        """Something raised: the run ends here, or starts over."""
+    def failed(self, error: BaseException, moves: Moves | None = None) -> None:
+        """Something raised: the run ends here, or starts over. With the moves of the batch that
+        did it, the reads that it asked for are checked first."""
+        if error is self._error:
+            return
+        self._error = error
+        if moves is not None:
+            texts = self._texts(moves)
+            self._rows.move(moves)
+            self._rows.write(moves, texts)
+            wrong = self._rows.wrong_reads(moves, texts)
+            if wrong:
+                self._runner_beat("READ", requests=moves.request_ids, lengths=moves.lengths,
+                                  tables=moves.tables, wrong=wrong)
         self.emit("FAILED", error=f"{type(error).__name__}: {error}")
+
+    def _texts(self, moves: Moves) -> dict[str, tuple]:
+        """The salt and the tokens of each request of a batch."""
+        known = self._known
+        return {
+            name: (getattr(known[name], "salt", None), list(known[name].token_ids))
+            for name in moves.request_ids
+        }
 
     def _runner_beat(self, event: str, **fields) -> None:
         super().emit(event, **fields)
@@ -249,23 +273,23 @@ class Recorder(Trace):
         """All that was recorded, as plain data for `theatre` and `page`."""
         config, decode = self._engine.config, getattr(self._tokenizer, "decode", None)
         tokens = {token for r in self._known.values() for token in r.token_ids}
-        tokens |= {token for beat in self.beats if beat["event"] == "SAMPLE"
-                   for _, token in beat["fields"]["tokens"]}
+        tokens |= {
+            token
+            for beat in self.beats if beat["event"] == "SAMPLE"
+            for _, token in beat["fields"]["tokens"]
+        }
         recording = {
-            "slug": slug, "title": title, "line": line,
-            "sizes": {
+            "slug": slug, "title": title, "line": line, "sizes": {
                 "num_blocks": config.num_blocks, "block_size": config.block_size,
                 "max_num_batched_tokens": config.max_num_batched_tokens,
                 "max_num_seqs": config.max_num_seqs, "preemption": config.preemption,
                 "prefix_cache": config.prefix_cache if config.enable_prefix_caching else "off",
-                "num_layers": self._num_layers,
-                "layer": self._fingerprints and self._fingerprints.layer
-            },
-            "words": {
+                "num_layers": self._num_layers, "layer": self._fingerprints
+                and self._fingerprints.layer
+            }, "words": {
                 str(token): str(token) if decode is None else decode([token]) or f"<{token}>"
                 for token in sorted(tokens) if token >= 0
-            },
-            "frames": [[*key] for key in self._frames], "sources": dict(self._sources),
+            }, "frames": [[*key] for key in self._frames], "sources": dict(self._sources),
             "beats": [dict(beat) for beat in self.beats]
         }
         tell(recording)
@@ -284,27 +308,27 @@ class _Watched:
     def execute(self, batch) -> list:
         """As the runner's."""
         moves, ends = self._recorder.launched(batch)
-        tokens = self._guarded(self._runner.execute, batch)
+        tokens = self._guarded(moves, self._runner.execute, batch)
         self._recorder.finished(moves, ends, list(tokens))
         return tokens
 
     def launch(self, batch):
         """As the runner's; what it did is reported when it is collected."""
-        moves = self._recorder.launched(batch)
-        return moves, self._guarded(self._runner.launch, batch)
+        seen = self._recorder.launched(batch)
+        return seen, self._guarded(seen[0], self._runner.launch, batch)
 
     def collect(self, handle) -> list:
         """As the runner's."""
-        moves, inner = handle
-        tokens = self._guarded(self._runner.collect, inner)
-        self._recorder.finished(*moves, list(tokens))
+        (moves, ends), inner = handle
+        tokens = self._guarded(moves, self._runner.collect, inner)
+        self._recorder.finished(moves, ends, list(tokens))
         return tokens
 
-    def _guarded(self, function: Callable, *args):
+    def _guarded(self, moves: Moves, function: Callable, *args):
         try:
             return self._recorder.profiled(function, *args)
         except BaseException as error:
-            self._recorder.failed(error)
+            self._recorder.failed(error, moves)
             raise
 
 

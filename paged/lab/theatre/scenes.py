@@ -63,74 +63,73 @@ def _greedy(max_tokens: int) -> SamplingParams:
 
 _SIZES = dict(num_blocks=8, block_size=4, max_num_seqs=3, max_num_batched_tokens=16,
               max_model_len=128)
-_GUIDE = "You are a guide. Be short and kind. "
+_CROWD = (Arrival(0, "A", "one two three four five six seven",
+                  _greedy(6)), Arrival(0, "B", "The cat sat on the",
+                                       _greedy(6)), Arrival(0, "C", "Spring, summer,", _greedy(4)))
+_TOWNS = "Paris is in France. Rome is in Italy. "
 
 SCENES = {
     scene.slug: scene
     for scene in (
-        _scene("first-prompt", "A first prompt",
+        _scene("first-prompt", "First prompt",
                "Five tokens become K and V in two blocks, and an answer begins.",
                Arrival(0, "A", "The capital of France is", _greedy(3)), max_num_seqs=2),
         _scene("growth", "Growth",
                "One token a step: most steps need no block, and now and then one does.",
-               Arrival(0, "A", "My favourite animal is the", _greedy(7))),
-        _scene("shared-prefix", "A shared prefix",
-               "B begins like A. Their common blocks are held twice, and computed once.",
-               Arrival(0, "A", _GUIDE + "Name a river.", _greedy(4)),
-               Arrival(2, "B", _GUIDE + "Name a lake.", _greedy(3)),
-               faults={
-                   "unchained hash": dict(
-                       line="C begins like B and goes on like A. Is A's block the right one?",
-                       arrivals=(
-                           Arrival(0, "A", "The cat sat down and it was very happy", _greedy(1)),
-                           Arrival(1, "B", "My old dog slept on", _greedy(1)),
-                           Arrival(2, "C", "My old dog slept and it was very happy", _greedy(3))))
-               }),
-        _scene("fork", "Fork and copy-on-write",
-               "One prompt, two answers: they share its blocks until one of them writes.",
-               Arrival(0, "A", "The best thing about rain is",
-                       SamplingParams(n=2, max_tokens=5, temperature=0.7, seed=3,
-                                      ignore_eos=True)),
-               faults={"missing copy-on-write": {}, "copy without contents": {}},
-               enable_prefix_caching=False),
-        _scene("preemption", "Preemption",
-               "Three requests grow in a pool for two. The youngest gives way, and computes again.",
-               Arrival(0, "A", "One two three four five six", _greedy(8)),
-               Arrival(0, "B", "Red orange yellow green blue", _greedy(7)),
-               Arrival(0, "C", "January February March", _greedy(6)),
-               faults={
-                   "freed twice": {},
-                   "preempted to the end of the queue": dict(
-                       line="B gives way while C still waits. Who is let in next?",
-                       sizes=_SIZES | dict(num_blocks=5, max_num_seqs=2), arrivals=(
-                           Arrival(0, "A", "One two three four five six", _greedy(6)),
-                           Arrival(0, "B", "Red orange yellow green blue", _greedy(6)),
-                           Arrival(1, "C", "January February March", _greedy(2))))
-               }, num_blocks=6),
-        _scene("swap", "Preemption by swap",
-               "The same crowd, but whoever gives way takes its K and V to host memory.",
-               Arrival(0, "A", "One two three four five six", _greedy(8)),
-               Arrival(0, "B", "Red orange yellow green blue", _greedy(7)),
-               Arrival(0, "C", "January February March", _greedy(6)), num_blocks=6,
-               preemption="swap", num_host_blocks=4),
-        _scene("eviction", "Eviction and reactivation",
+               Arrival(0, "A", "The opposite of hot is", _greedy(9))),
+        _scene(
+            "shared-prefix", "Shared prefix",
+            "B begins like A. Their common blocks are held twice, and computed once.",
+            Arrival(0, "A", _TOWNS + "Madrid is in", _greedy(4)),
+            Arrival(2, "B", _TOWNS + "Berlin is in", _greedy(3)), faults={
+                "unchained hash": dict(
+                    line="C begins like B and goes on like A. Is A's block the right one?",
+                    arrivals=(
+                        Arrival(0, "A", "The cat sat down and it was very happy", _greedy(1)),
+                        Arrival(1, "B", "My old dog slept on", _greedy(1)),
+                        Arrival(2, "C", "My old dog slept and it was very happy", _greedy(3))))
+            }),
+        _scene(
+            "fork", "Fork and copy",
+            "One prompt, two answers: they share its blocks until one of them writes.",
+            Arrival(0, "A", "The best thing about rain is",
+                    SamplingParams(n=2, max_tokens=5, temperature=0.7, seed=3, ignore_eos=True)),
+            faults={"missing copy-on-write": {}, "copy without contents": {}
+                    }, enable_prefix_caching=False),
+        _scene(
+            "preemption", "Preemption",
+            "Three requests grow in a pool for two. The youngest gives way, and computes again.", *
+            _CROWD, faults={
+                "freed twice": {}, "preempted to the end of the queue": dict(
+                    line="B gives way while C still waits. Who is let in next?", sizes=_SIZES
+                    | dict(num_blocks=5, max_num_seqs=2), arrivals=(
+                        Arrival(0, "A", "one two three four five six", _greedy(6)),
+                        Arrival(0, "B", "The cat sat on the", _greedy(6)),
+                        Arrival(1, "C", "Spring, summer,", _greedy(2))))
+            }, num_blocks=6),
+        _scene("swap", "Swap",
+               "The same crowd, but whoever gives way takes its K and V to host memory.", *_CROWD,
+               num_blocks=6, preemption="swap", num_host_blocks=4),
+        _scene("eviction", "Eviction",
                "A freed block can be found until it is handed out for something else.",
                Arrival(0, "A", "Tell me about the old city of Rome.", _greedy(2)),
                Arrival(2, "B", "Tell me about the old city of Paris.", _greedy(1)),
                Arrival(3, "C", "Twelve eggs, some flour, a little milk and salt make", _greedy(2)),
-               Arrival(5, "D", "Tell me about the old city of Rome.", _greedy(2)),
-               faults={"stale hash": {}}, num_blocks=5),
-        _scene("chunked-prefill", "Chunked prefill",
-               "A long prompt comes in pieces, so that those who decode need not wait.",
-               Arrival(0, "A", "Once upon a time", _greedy(8)),
-               Arrival(2, "B", "A recipe for bread: take flour, water, salt and yeast, mix them, "
-                       "wait, and", _greedy(3)),
-               faults={"a chunk sees too much": {}}, max_num_batched_tokens=8),
-        _scene("beam-search", "Beam search",
-               "Two beams compete. The one that is continued twice forks, the other lets go.",
-               Arrival(0, "A", "The sun is a",
-                       BeamSearchParams(beam_width=2, max_tokens=5, ignore_eos=True)),
-               enable_prefix_caching=False),
+               Arrival(5, "D", "Tell me about the old city of Rome.", _greedy(
+                   2)), faults={"stale hash": {}}, num_blocks=5),
+        _scene(
+            "chunked-prefill", "Chunked prefill",
+            "A long prompt comes in pieces, so that those who decode need not wait.",
+            Arrival(0, "A", "Once upon a time", _greedy(8)),
+            Arrival(2, "B", "A recipe for bread: take flour, water, salt and yeast, mix them, "
+                    "wait, and", _greedy(3)), faults={"a chunk sees too much": {}
+                                                      }, max_num_batched_tokens=8),
+        _scene(
+            "beam-search", "Beam search",
+            "Two beams compete. The one that is continued twice forks, the other lets go.",
+            Arrival(0, "A", "The sun is a",
+                    BeamSearchParams(beam_width=2, max_tokens=5,
+                                     ignore_eos=True)), enable_prefix_caching=False),
     )
 }
 
@@ -150,13 +149,12 @@ def play(scene: Scene, model=None, fault: str | None = None) -> dict:
     recording["outputs"] = outputs
     if fault is not None:
         should = _run(scene, model, None)[1]
-        wrong = next((beat["say"].removeprefix("Wrong: ") for beat in recording["beats"]
-                      if beat["fields"].get("wrong")), None)
+        wrong = next((beat["say"].removeprefix("Wrong: ")
+                      for beat in recording["beats"] if beat["fields"].get("wrong")), None)
         recording["fault"] = {
             "name": fault, "why": (faults()[fault][2].__doc__ or "").strip(), "error": error,
-            "verdict": wrong or broken or "No read is wrong.", "rows": [
-                [name, text, outputs.get(name, "")] for name, text in should.items()
-            ]
+            "verdict": wrong or broken or "No read is wrong.",
+            "rows": [[name, text, outputs.get(name, "")] for name, text in should.items()]
         }
     return recording
 
@@ -210,8 +208,7 @@ def _engine(scene: Scene, model, recorder: Recorder) -> Engine:
     llm = LLM(model, device="cpu", enforce_eager=True, use_tqdm=False, **sizes)
     llm.runner.kv.data.zero_()  # what nobody wrote is the same in every run
     return recorder.engine(EngineConfig(**scene.sizes), llm.runner, llm.tokenizer,
-                           eos_token_ids=llm.engine.eos_token_ids,
-                           vocab_size=llm.engine.vocab_size)
+                           eos_token_ids=llm.engine.eos_token_ids, vocab_size=llm.engine.vocab_size)
 
 
 class Words:
@@ -244,8 +241,10 @@ class WordModel:
     def execute(self, batch) -> list[int]:
         """One token a request."""
         ends = batch.query_start_loc[1:]
-        chances = [self._chances(batch.input_ids[end - 1], batch.positions[end - 1], name)
-                   for end, name in zip(ends, batch.request_ids)]
+        chances = [
+            self._chances(batch.input_ids[end - 1], batch.positions[end - 1], name)
+            for end, name in zip(ends, batch.request_ids)
+        ]
         batch.logprobs = chances
         return [max(each, key=each.get) for each in chances]
 
@@ -253,12 +252,15 @@ class WordModel:
         digest = hashlib.blake2b(f"{token} {position} {name}".encode(),
                                  digest_size=self.NUM_WORDS).digest()
         total = sum(digest) + len(digest)
-        return {word: math.log((weight + 1 + word / 1e3) / total)
-                for word, weight in enumerate(digest)}
+        return {
+            word: math.log((weight + 1 + word / 1e3) / total)
+            for word, weight in enumerate(digest)
+        }
 
 
 def all_recordings(model=None) -> list[dict]:
     """Every scene, each followed by its faults."""
-    return list(chain.from_iterable(
-        [play(scene, model), *(play(scene, model, fault) for fault in scene.faults)]
-        for scene in SCENES.values()))
+    return list(
+        chain.from_iterable(
+            [play(scene, model), *(play(scene, model, fault) for fault in scene.faults)]
+            for scene in SCENES.values()))

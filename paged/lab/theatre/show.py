@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 
-from paged.lab.notebook import COLORS
+from paged.lab.colors import COLORS
 from paged.lab.theatre.recorder import states
 
 
@@ -63,11 +63,14 @@ def fragment(recordings: Sequence[dict], start: str = "", addresses: bool = True
     for recording in recordings:
         sources |= recording["sources"]
         scene = {key: value for key, value in recording.items() if key != "sources"}
-        scene["beats"] = [{key: value for key, value in beat.items() if key not in ("say", "key")}
+        scene["beats"] = [{key: value
+                           for key, value in beat.items() if key not in ("say", "key")}
                           for beat in recording["beats"]]
         scenes.append(scene)
-    data = {"scenes": scenes, "sources": sources, "start": start, "addresses": addresses,
-            "page": whole_page}
+    data = {
+        "scenes": scenes, "sources": sources, "start": start, "addresses": addresses,
+        "page": whole_page
+    }
     payload = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
     root = f"paged-theatre-{zlib.crc32(payload.encode()):08x}"
     static = "\n".join(_static(recording) for recording in recordings)
@@ -110,12 +113,14 @@ def _figure(recording: dict, number: int, beat: dict, state: dict, before: dict 
         holds = " ".join(words[str(cell[0])].strip() or "⏎" if cell else "·" for cell in cells)
         if not count and not any(cells):
             continue
-        holders = [name for name, request in state["requests"].items()
-                   if block in request["table"] and request["status"] == "running"]
+        holders = [
+            name for name, request in state["requests"].items()
+            if block in request["table"] and request["status"] == "running"
+        ]
         held = (", ".join(holders) or f"{count} references") if count else (
             "free, next" if queue[0] == block else "free")
-        changed = before is not None and (before["ref"][block] != count or before["slots"][
-            block * size:(block + 1) * size] != cells)
+        changed = before is not None and (before["ref"][block] != count or
+                                          before["slots"][block * size:(block + 1) * size] != cells)
         rows.append(f'<tr{" class=changed" if changed else ""}><th scope="row">block {block}</th>'
                     f"<td>{escape(held)}</td><td>{escape(state['names'].get(str(block), ''))}</td>"
                     f"<td>{escape(holds)}</td></tr>")

@@ -11,9 +11,9 @@ from paged.lab.theatre.deltas import apply
 PHASES = {
     "schedule": ("STATE_TRANSITION", "KV_BLOCK_ALLOCATE", "KV_BLOCK_REUSE", "KV_BLOCK_REACTIVATE",
                  "KV_BLOCK_COPY", "SCHEDULE_PREFILL", "SCHEDULE_DECODE", "ADMISSION_REFUSED",
-                 "PREFIX_REGISTER", "PREFIX_FORGET", "SWAP_OUT", "SWAP_IN"),
-    "move": ("MOVE", ), "write": ("WRITE", ), "read": ("READ", "FAILED"),
-    "sample": ("SAMPLE", "STEP"), "release": ("KV_BLOCK_RELEASE", "REFERENCE_DROP")
+                 "PREFIX_REGISTER", "PREFIX_FORGET", "SWAP_OUT", "SWAP_IN"), "move": ("MOVE",),
+    "write": ("WRITE",), "read": ("READ", "FAILED"), "sample": ("SAMPLE", "STEP"),
+    "release": ("KV_BLOCK_RELEASE", "REFERENCE_DROP")
 }
 PHASE_OF = {event: phase for phase, events in PHASES.items() for event in events}
 # What a picture without a player shows first; a run's rare events explain it best.
@@ -56,8 +56,8 @@ def runs(numbers) -> str:
             groups[-1].append(number)
         else:
             groups.append([number])
-    return listed(f"{group[0]} to {group[-1]}" if len(group) > 2 else listed(group)
-                  for group in groups)
+    return listed(
+        f"{group[0]} to {group[-1]}" if len(group) > 2 else listed(group) for group in groups)
 
 
 class _Teller:
@@ -81,9 +81,9 @@ class _Teller:
 
     def phase(self, index: int) -> str:
         beat = self.beats[index]
-        leaves = beat["event"] == "STATE_TRANSITION" and (
-            beat["fields"]["after"] in ("finished", "swapped")
-            or beat["fields"]["before"] == "running")
+        leaves = beat["event"] == "STATE_TRANSITION" and (beat["fields"]["after"]
+                                                          in ("finished", "swapped")
+                                                          or beat["fields"]["before"] == "running")
         return "release" if leaves else PHASE_OF.get(beat["event"], "schedule")
 
     # ── what the run makes of it
@@ -99,8 +99,10 @@ class _Teller:
         return None
 
     def _holders(self, state: dict, block: int) -> list[str]:
-        return [name for name, r in state["requests"].items()
-                if block in r["table"] and r["status"] == "running"]
+        return [
+            name for name, r in state["requests"].items()
+            if block in r["table"] and r["status"] == "running"
+        ]
 
     def _leaving(self, index: int) -> tuple[str, str] | None:
         """(request, what becomes of it), if these references are given up because it leaves."""
@@ -114,7 +116,7 @@ class _Teller:
         return None
 
     def _word(self, token: int) -> str:
-        return "“" + self.words.get(str(token), "?").strip().replace("\n", "⏎") + "”"
+        return "“" + (self.words.get(str(token), "?").replace("\n", "⏎").strip() or "␣") + "”"
 
     def _all_layers(self) -> str:
         layers = self.sizes["num_layers"]
@@ -183,7 +185,8 @@ class _Teller:
         step = self.beats[index]["step"]
         copied = any(beat["event"] == "KV_BLOCK_COPY" and beat["fields"]["block"] == block
                      for beat in self.beats[index:index + 4] if beat["step"] == step)
-        text = f"Block {block} stands at the head of the free queue and is handed out"
+        text = (f"Block {block} goes" if index and self.beats[index - 1]["event"] == "PREFIX_FORGET"
+                else f"Block {block} stands at the head of the free queue and is handed out")
         if owner is None:
             return f"{text}. {counted(fields['free'], 'block')} left."
         text += f" to {owner}: "
@@ -226,7 +229,7 @@ class _Teller:
                 f"{block}, and the rows will be copied there.")
 
     def _reference_drop(self, index, fields, before, after) -> str:
-        (block, ), leaving = fields["blocks"], self._leaving(index)
+        (block,), leaving = fields["blocks"], self._leaving(index)
         others = [n for n in self._holders(after, block) if not leaving or n != leaving[0]]
         count = fields["ref_cnt"]
         text = f"One reference to block {block} is given up"
@@ -268,10 +271,11 @@ class _Teller:
     def _prefix_forget(self, index, fields, before, after) -> str:
         if len(fields["blocks"]) != 1:
             return "The prefix cache forgets every block: nothing counts as computed."
-        (block, ) = fields["blocks"]
-        return (f"Block {block} will hold something else. So the prefix cache forgets "
-                f"{before['names'].get(str(block), 'it')} now: nobody must find what is about to "
-                "be overwritten.")
+        (block,) = fields["blocks"]
+        return (
+            f"Block {block}, the head of the free queue, is about to hold something else. So the "
+            f"prefix cache forgets {before['names'].get(str(block), 'it')} now: nobody must find "
+            "what will be overwritten.")
 
     # ── a step
     # ────────────────────────────────────────────────────────────────────────────────
@@ -281,8 +285,8 @@ class _Teller:
         for name, tokens in zip(fields["requests"], fields["tokens"]):
             request = after["requests"][name]
             left = len(request["tokens"]) - request["computed"]
-            parts.append(f"{tokens} of {name}" if tokens == left else
-                         f"{tokens} of {name}'s {left} that are left")
+            parts.append(f"{tokens} of {name}" if tokens ==
+                         left else f"{tokens} of {name}'s {left} that are left")
         tokens = sum(fields["tokens"])
         return (f"Prompt {'token' if tokens == 1 else 'tokens'} to compute in this step: "
                 f"{listed(parts)}. The budget is {self.sizes['max_num_batched_tokens']} tokens.")
@@ -311,11 +315,12 @@ class _Teller:
             name, position, slot, why = fields["wrong"][0]
             more = len(fields["wrong"]) - 1
             where = f"slot {slot}" if slot is not None else "a row beyond its table"
-            return (f"Wrong: {name} reads {where} as its position {position}, but {why}."
-                    + (f" {more} more like it." if more else ""))
-        parts = [f"{name} reads {counted(length, 'row')} in {self._blocks(table[:-(-length // self.block_size)])}"
-                 for name, length, table in zip(fields["requests"], fields["lengths"],
-                                                fields["tables"])]
+            return (f"Wrong: {name} reads {where} as its position {position}, but {why}." +
+                    (f" {more} more like it." if more else ""))
+        parts = [
+            f"{name} reads {counted(length, 'row')} in {self._blocks(table[:-(-length // self.block_size)])}"
+            for name, length, table in zip(fields["requests"], fields["lengths"], fields["tables"])
+        ]
         return f"Attention: {'; '.join(parts)}, through {'its table' if len(parts) == 1 else 'their tables'}."
 
     def _sample(self, index, fields, before, after) -> str:
@@ -326,10 +331,12 @@ class _Teller:
                 "later, when the token goes in.")
 
     def _step(self, index, fields, before, after) -> str:
-        parts = [f"{name}: {r['computed']} of {counted(len(r['tokens']), 'token')} computed"
-                 for name, r in after["requests"].items() if r["status"] == "running"]
-        return f"Step {self.beats[index]['step']} is over. " + ("; ".join(parts) + "." if parts else
-                                                              "Nobody runs.")
+        parts = [
+            f"{name}: {r['computed']} of {counted(len(r['tokens']), 'token')} computed"
+            for name, r in after["requests"].items() if r["status"] == "running"
+        ]
+        return f"Step {self.beats[index]['step']} is over. " + ("; ".join(parts)
+                                                                + "." if parts else "Nobody runs.")
 
     def _failed(self, index, fields, before, after) -> str:
         return f"The engine stops: {fields['error']}"
@@ -344,33 +351,42 @@ class _Teller:
         event = beat["event"]
         if event in ("KV_BLOCK_RELEASE", "REFERENCE_DROP", "SWAP_OUT"):
             return self._who_gives_way(index, before)
-        if event in ("PREFIX_FORGET", "KV_BLOCK_ALLOCATE") and last not in (
-                "KV_BLOCK_ALLOCATE", "PREFIX_FORGET"):
-            block = (beat["fields"].get("block", None) if event == "KV_BLOCK_ALLOCATE" else
-                     beat["fields"]["blocks"][0])
-            others = [before["queue"][-1], min(before["queue"]), max(before["queue"]),
-                      *before["queue"]] if before["queue"] else []
+        if event in ("PREFIX_FORGET", "KV_BLOCK_ALLOCATE") and last not in ("KV_BLOCK_ALLOCATE",
+                                                                            "PREFIX_FORGET"):
+            block = (beat["fields"].get("block", None)
+                     if event == "KV_BLOCK_ALLOCATE" else beat["fields"]["blocks"][0])
+            others = [
+                before["queue"][-1],
+                min(before["queue"]),
+                max(before["queue"]), *before["queue"]
+            ] if before["queue"] else []
             options = sorted({block, *list(dict.fromkeys(b for b in others if b != block))[:2]})
             if len(options) > 1:
-                return {"question": "A block is needed. Which one is handed out?",
-                        "options": [f"block {b}" for b in options], "answer": options.index(block)}
-        if event in ("KV_BLOCK_REUSE", "KV_BLOCK_REACTIVATE") and last not in (
-                "KV_BLOCK_REUSE", "KV_BLOCK_REACTIVATE"):
+                return {
+                    "question": "A block is needed. Which one is handed out?",
+                    "options": [f"block {b}" for b in options], "answer": options.index(block)
+                }
+        if event in ("KV_BLOCK_REUSE",
+                     "KV_BLOCK_REACTIVATE") and last not in ("KV_BLOCK_REUSE",
+                                                             "KV_BLOCK_REACTIVATE"):
             owner = self._owner(index, beat["fields"]["block"])
             if owner in before["requests"]:
                 request = next(state["requests"][owner] for state in self.states[index:]
                                if state["requests"][owner]["status"] == "running")
                 prompt, size = len(request["tokens"]), self.block_size
                 options = sorted({0, request["cached"], prompt // size * size, prompt})
-                return {"question": f"{owner} is looked up in the prefix cache. How many of its "
-                        f"{prompt} tokens need not be computed?",
-                        "options": [str(n) for n in options],
-                        "answer": options.index(request["cached"])}
+                return {
+                    "question": f"{owner} is looked up in the prefix cache. How many of its "
+                    f"{prompt} tokens need not be computed?", "options": [str(n) for n in options],
+                    "answer": options.index(request["cached"])
+                }
         if event == "KV_BLOCK_COPY":
             source, block = beat["fields"]["source"], beat["fields"]["block"]
-            return {"question": f"Block {source} is shared, and one of its holders is about to "
-                    "write. Whose table changes?",
-                    "options": ["the writer's", "everybody else's", "nobody's"], "answer": 0}
+            return {
+                "question": f"Block {source} is shared, and one of its holders is about to "
+                "write. Whose table changes?",
+                "options": ["the writer's", "everybody else's", "nobody's"], "answer": 0
+            }
         return None
 
     def _who_gives_way(self, index: int, before: dict) -> dict | None:
@@ -385,8 +401,10 @@ class _Teller:
                 names = running if fields["request"] in running else running + [fields["request"]]
                 if fields["after"] == "finished" or len(names) < 2:
                     return None
-                return {"question": "A block is needed, and none is free. Who gives way?",
-                        "options": names, "answer": names.index(fields["request"])}
+                return {
+                    "question": "A block is needed, and none is free. Who gives way?",
+                    "options": names, "answer": names.index(fields["request"])
+                }
             if beat["step"] != step or beat["event"] not in ("KV_BLOCK_RELEASE", "REFERENCE_DROP",
                                                              "SWAP_OUT"):
                 return None
@@ -396,12 +414,14 @@ class _Teller:
 def _key_beats(beats: list[dict]) -> list[int]:
     """The few beats that tell the run: wrong reads, who is put out, then one a kind of event."""
     chosen = [i for i, beat in enumerate(beats) if beat["fields"].get("wrong")][:1]
-    chosen += [i for i, beat in enumerate(beats) if beat["event"] == "STATE_TRANSITION"
-               and beat["fields"]["before"] == "running"
-               and beat["fields"]["after"] in ("waiting", "swapped")][:1]
+    chosen += [
+        i for i, beat in enumerate(beats)
+        if beat["event"] == "STATE_TRANSITION" and beat["fields"]["before"] == "running"
+        and beat["fields"]["after"] in ("waiting", "swapped")
+    ][:1]
     for event in KEY_EVENTS:
         if len(chosen) >= NUM_KEY_BEATS:
             break
-        chosen += [i for i, beat in enumerate(beats) if beat["event"] == event
-                   and i not in chosen][:1]
+        chosen += [i for i, beat in enumerate(beats)
+                   if beat["event"] == event and i not in chosen][:1]
     return sorted(chosen[:NUM_KEY_BEATS])
