@@ -47,7 +47,10 @@ function theatre(root, data) {
     });
     const used = new Set();
     let step = -1, base = {};  // what each request had computed when this step was scheduled
-    beats.forEach((beat) => {
+    beats.forEach((beat, i) => {
+      // A request that leaves still has its table while it gives up block after block.
+      const last = i && beats[i - 1].leaves === beat.leaves ? beats[i - 1].gone : [];
+      beat.gone = beat.leaves ? [...last, ...(beat.fields.blocks || [beat.fields.block])] : [];
       if (beat.step !== step) { step = beat.step; base = {}; }
       if (beat.event.startsWith("SCHEDULE_")) beat.fields.requests.forEach((name) => { base = Object.assign({}, base, {[name]: beat.state.requests[name].computed}); });
       beat.base = base;
@@ -293,7 +296,8 @@ function theatre(root, data) {
 
   // ── panels
   const badge = (request, more) => span("badge" + (more ? " " + more : ""), request);
-  const holdersOf = (state, block) => Object.keys(state.requests).filter((name) => state.requests[name].status === "running" && state.requests[name].table.includes(block));
+  const given = (name, block) => beat().leaves === name && beat().gone.includes(block);
+  const holdersOf = (state, block) => Object.keys(state.requests).filter((name) => state.requests[name].status === "running" && state.requests[name].table.includes(block) && !given(name, block));
   function drawScheduler(state) {
     const b = beat(), queued = new Set([...state.waiting, ...state.running]);
     const names = Object.keys(state.requests), of = (status) => names.filter((name) => !queued.has(name) && state.requests[name].status === status);
@@ -338,7 +342,7 @@ function theatre(root, data) {
             token === undefined ? (ghost ? word(sampled) : "") : word(token)));
         }
         const block = r.table[index];
-        const gone = block !== undefined && state.ref[block] === 0;
+        const gone = block !== undefined && (state.ref[block] === 0 || given(name, block));
         blocks.push(div("logical", div("tokens", tokens), block === undefined ? span("cell none", String(index), " → –") :
           make("span", {class: "cell" + (state.ref[block] > 1 ? " shared" : "") + (touched.blocks.has(block) ? " hot" : "") + (gone ? " gone" : ""), "data-key": `c:${name}:${index}`, "data-block": block, "data-request": name, tabindex: -1,
             "aria-label": `${name}'s table, entry ${index}: block ${block}`}, `${index} → ${block}`)));
@@ -445,6 +449,8 @@ function theatre(root, data) {
       listing.append(make("div", {class: from + i === running ? "runs" : "", style: `--depth:${depth}`}, span("n", String(start + from + i)), make("code", {}, text.trim() || " ")));
     });
     code.body.append(listing);
+    const marked = listing.querySelector(".runs");
+    if (marked) listing.scrollTop = marked.offsetTop - listing.offsetTop - listing.clientHeight / 2;
   }
   const brief = (fields) => Object.entries(fields).filter(([key, value]) => typeof value !== "object" && !["error", "seconds"].includes(key)).map(([key, value]) => `${key}=${value}`).join(" ")
     + (Array.isArray(fields.blocks) ? ` blocks=${fields.blocks}` : "") + (fields.pairs ? ` pairs=${fields.pairs.map((pair) => pair.join("→"))}` : "") + (fields.slots ? ` slots=${fields.slots.length > 6 ? fields.slots.length : fields.slots}` : "")

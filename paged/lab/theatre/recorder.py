@@ -62,6 +62,8 @@ class Recorder(Trace):
 
     def engine(self, config: EngineConfig, runner, tokenizer=None, **more) -> Engine:
         """An Engine that reports here. Arguments are those of Engine."""
+        if not self.limit:
+            return Engine(config, runner, tokenizer, trace=self, **more)
         engine = Engine(config, _Watched(runner, self), tokenizer, trace=self, **more)
         self._engine, size = engine, config.block_size
         num_host = ((config.num_host_blocks or config.num_blocks)

@@ -1,7 +1,7 @@
 """The scenes of the book: short scripts, run by the real engine in pools that are far too small.
 
-    recording = play(SCENES["fork"], model)                  # a model from paged.models.loader.load
-    recording = play(SCENES["fork"])                         # without one: words that a hash chooses
+    recording = play(SCENES["fork"], model)                  # of paged.models.loader.load
+    recording = play(SCENES["fork"])                         # words that a hash chooses
 """
 
 from __future__ import annotations
@@ -112,10 +112,10 @@ SCENES = {
                num_blocks=6, preemption="swap", num_host_blocks=4),
         _scene("eviction", "Eviction",
                "A freed block can be found until it is handed out for something else.",
-               Arrival(0, "A", "Tell me about the old city of Rome.", _greedy(2)),
-               Arrival(2, "B", "Tell me about the old city of Paris.", _greedy(1)),
+               Arrival(0, "A", "Tell me about the old city of Rome now", _greedy(2)),
+               Arrival(2, "B", "Tell me about the old city of Paris now", _greedy(1)),
                Arrival(3, "C", "Twelve eggs, some flour, a little milk and salt make", _greedy(2)),
-               Arrival(5, "D", "Tell me about the old city of Rome.", _greedy(
+               Arrival(5, "D", "Tell me about the old city of Rome now", _greedy(
                    2)), faults={"stale hash": {}}, num_blocks=5),
         _scene(
             "chunked-prefill", "Chunked prefill",

@@ -6,7 +6,9 @@ run makes of it later (for whom a block was taken, who is put out).
 
 from __future__ import annotations
 
-from paged.lab.theatre.deltas import apply
+from paged.lab.theatre.questions import question
+from paged.lab.theatre.replay import GIVEN_UP, Replay
+from paged.slots import blocks_needed
 
 PHASES = {
     "schedule": ("STATE_TRANSITION", "KV_BLOCK_ALLOCATE", "KV_BLOCK_REUSE", "KV_BLOCK_REACTIVATE",
@@ -24,15 +26,18 @@ NUM_KEY_BEATS = 5
 
 
 def tell(recording: dict) -> None:
-    """Give every beat its sentence (`say`), its `phase`, and its question (`ask`) if it has one;
-    mark the key beats (`key`)."""
+    """Give every beat its sentence (`say`), its `phase`, its question (`ask`) if it has one, and
+    whoever gives up a block by it (`leaves`); mark the key beats (`key`)."""
     teller = _Teller(recording)
     for index, beat in enumerate(recording["beats"]):
         beat["say"] = teller.sentence(index)
         beat["phase"] = teller.phase(index)
-        question = teller.question(index)
-        if question:
-            beat["ask"] = question
+        leaving = teller.leaving(index) if beat["event"] in GIVEN_UP else None
+        if leaving and beat["event"] != "SWAP_OUT":
+            beat["leaves"] = leaving[0]
+        asked = question(teller, index)
+        if asked:
+            beat["ask"] = asked
     for index in _key_beats(recording["beats"]):
         recording["beats"][index]["key"] = True
 
@@ -60,17 +65,7 @@ def runs(numbers) -> str:
         f"{group[0]} to {group[-1]}" if len(group) > 2 else listed(group) for group in groups)
 
 
-class _Teller:
-
-    def __init__(self, recording: dict):
-        self.beats, self.words = recording["beats"], recording["words"]
-        self.sizes, self.block_size = recording["sizes"], recording["sizes"]["block_size"]
-        self.states, state = [], {"requests": {}, "queue": [], "names": {}}
-        self.before = [state]
-        for beat in self.beats:
-            state = apply(state, beat["set"])
-            self.states.append(state)
-            self.before.append(state)
+class _Teller(Replay):
 
     def sentence(self, index: int) -> str:
         beat = self.beats[index]
@@ -85,35 +80,6 @@ class _Teller:
                                                           in ("finished", "swapped")
                                                           or beat["fields"]["before"] == "running")
         return "release" if leaves else PHASE_OF.get(beat["event"], "schedule")
-
-    # ── what the run makes of it
-    # ────────────────────────────────────────────────────────────────────────────────
-
-    def _owner(self, index: int, block: int) -> str | None:
-        """Whose table this block comes into, at this beat or later."""
-        for state in self.states[index:]:
-            for name, request in state["requests"].items():
-                if block in request["table"] and block not in self.before[index]["requests"].get(
-                        name, {"table": ()})["table"]:
-                    return name
-        return None
-
-    def _holders(self, state: dict, block: int) -> list[str]:
-        return [
-            name for name, r in state["requests"].items()
-            if block in r["table"] and r["status"] == "running"
-        ]
-
-    def _leaving(self, index: int) -> tuple[str, str] | None:
-        """(request, what becomes of it), if these references are given up because it leaves."""
-        step = self.beats[index]["step"]
-        for beat in self.beats[index:]:
-            fields = beat["fields"]
-            if beat["event"] == "STATE_TRANSITION" and fields["before"] == "running":
-                return fields["request"], fields["after"]
-            if beat["step"] != step or beat["event"] not in ("KV_BLOCK_RELEASE", "REFERENCE_DROP"):
-                return None
-        return None
 
     def _word(self, token: int) -> str:
         return "“" + (self.words.get(str(token), "?").replace("\n", "⏎").strip() or "␣") + "”"
@@ -181,7 +147,7 @@ class _Teller:
         return ("block " if len(blocks) == 1 else "blocks ") + listed(blocks)
 
     def _kv_block_allocate(self, index, fields, before, after) -> str:
-        block, owner = fields["block"], self._owner(index, fields["block"])
+        block, owner = fields["block"], self.owner(index, fields["block"])
         step = self.beats[index]["step"]
         copied = any(beat["event"] == "KV_BLOCK_COPY" and beat["fields"]["block"] == block
                      for beat in self.beats[index:index + 4] if beat["step"] == step)
@@ -191,7 +157,7 @@ class _Teller:
             return f"{text}. {counted(fields['free'], 'block')} left."
         text += f" to {owner}: "
         if copied:
-            return text + "it is about to write into a block that others hold too, and gets its own."
+            return text + "it is about to write into a shared block, and gets its own."
         later = next(state["requests"][owner] for state in self.states[index:]
                      if block in state["requests"].get(owner, {"table": ()})["table"])
         place = later["table"].index(block)
@@ -202,8 +168,8 @@ class _Teller:
         return text + f"a place for its tokens {first} to {last}."
 
     def _kv_block_reuse(self, index, fields, before, after) -> str:
-        block, owner = fields["block"], self._owner(index, fields["block"])
-        holders = [name for name in self._holders(before, block) if name != owner]
+        block, owner = fields["block"], self.owner(index, fields["block"])
+        holders = [name for name in self.holders(before, block) if name != owner]
         counts = f"{fields['ref_cnt']} references now"
         if owner and owner not in before["requests"]:
             return (f"{owner} forks from {listed(holders)} and takes one more reference to block "
@@ -213,7 +179,7 @@ class _Teller:
                 "nothing copied.")
 
     def _kv_block_reactivate(self, index, fields, before, after) -> str:
-        block, owner = fields["block"], self._owner(index, fields["block"])
+        block, owner = fields["block"], self.owner(index, fields["block"])
         place = before["queue"].index(block) + 1
         return (f"Block {block} is free but still holds how {owner or 'the prompt'} begins. It is "
                 f"taken back out of the queue, where it was number {place} of "
@@ -221,16 +187,16 @@ class _Teller:
 
     def _kv_block_copy(self, index, fields, before, after) -> str:
         source, block = fields["source"], fields["block"]
-        owner, left = self._owner(index, block), self._holders(after, source)
-        owner = owner or next(iter(self._holders(after, block)), "The writer")
+        owner, left = self.owner(index, block), self.holders(after, source)
+        owner = owner or next(iter(self.holders(after, block)), "The writer")
         left = [name for name in left if name != owner]
         return (f"{owner} would write into block {source}, which {listed(left) or 'others'} "
                 f"{'holds' if len(left) == 1 else 'hold'} too. So {owner}'s table now names block "
                 f"{block}, and the rows will be copied there.")
 
     def _reference_drop(self, index, fields, before, after) -> str:
-        (block,), leaving = fields["blocks"], self._leaving(index)
-        others = [n for n in self._holders(after, block) if not leaving or n != leaving[0]]
+        (block,), leaving = fields["blocks"], self.leaving(index)
+        others = [n for n in self.holders(after, block) if not leaving or n != leaving[0]]
         count = fields["ref_cnt"]
         text = f"One reference to block {block} is given up"
         if leaving:
@@ -240,7 +206,7 @@ class _Teller:
                 "it is not free.")
 
     def _kv_block_release(self, index, fields, before, after) -> str:
-        block, leaving = fields["block"], self._leaving(index)
+        block, leaving = fields["block"], self.leaving(index)
         known = str(block) in after["names"]
         rest = ("Its rows stay as they are, and the prefix cache can still find them."
                 if known else "Its rows stay as they are, but nobody can find them.")
@@ -317,11 +283,12 @@ class _Teller:
             where = f"slot {slot}" if slot is not None else "a row beyond its table"
             return (f"Wrong: {name} reads {where} as its position {position}, but {why}." +
                     (f" {more} more like it." if more else ""))
-        parts = [
-            f"{name} reads {counted(length, 'row')} in {self._blocks(table[:-(-length // self.block_size)])}"
-            for name, length, table in zip(fields["requests"], fields["lengths"], fields["tables"])
-        ]
-        return f"Attention: {'; '.join(parts)}, through {'its table' if len(parts) == 1 else 'their tables'}."
+        parts = []
+        for name, length, table in zip(fields["requests"], fields["lengths"], fields["tables"]):
+            blocks = self._blocks(table[:blocks_needed(length, self.block_size)])
+            parts.append(f"{name} reads {counted(length, 'row')} in {blocks}")
+        through = "its table" if len(parts) == 1 else "their tables"
+        return f"Attention: {'; '.join(parts)}, through {through}."
 
     def _sample(self, index, fields, before, after) -> str:
         if not fields["tokens"]:
@@ -340,75 +307,6 @@ class _Teller:
 
     def _failed(self, index, fields, before, after) -> str:
         return f"The engine stops: {fields['error']}"
-
-    # ── questions
-    # ────────────────────────────────────────────────────────────────────────────────
-
-    def question(self, index: int) -> dict | None:
-        """What a reader can predict before this beat, or None: {question, options, answer}."""
-        beat, before = self.beats[index], self.before[index]
-        last = self.beats[index - 1]["event"] if index else None
-        event = beat["event"]
-        if event in ("KV_BLOCK_RELEASE", "REFERENCE_DROP", "SWAP_OUT"):
-            return self._who_gives_way(index, before)
-        if event in ("PREFIX_FORGET", "KV_BLOCK_ALLOCATE") and last not in ("KV_BLOCK_ALLOCATE",
-                                                                            "PREFIX_FORGET"):
-            block = (beat["fields"].get("block", None)
-                     if event == "KV_BLOCK_ALLOCATE" else beat["fields"]["blocks"][0])
-            others = [
-                before["queue"][-1],
-                min(before["queue"]),
-                max(before["queue"]), *before["queue"]
-            ] if before["queue"] else []
-            options = sorted({block, *list(dict.fromkeys(b for b in others if b != block))[:2]})
-            if len(options) > 1:
-                return {
-                    "question": "A block is needed. Which one is handed out?",
-                    "options": [f"block {b}" for b in options], "answer": options.index(block)
-                }
-        if event in ("KV_BLOCK_REUSE",
-                     "KV_BLOCK_REACTIVATE") and last not in ("KV_BLOCK_REUSE",
-                                                             "KV_BLOCK_REACTIVATE"):
-            owner = self._owner(index, beat["fields"]["block"])
-            if owner in before["requests"]:
-                request = next(state["requests"][owner] for state in self.states[index:]
-                               if state["requests"][owner]["status"] == "running")
-                prompt, size = len(request["tokens"]), self.block_size
-                options = sorted({0, request["cached"], prompt // size * size, prompt})
-                return {
-                    "question": f"{owner} is looked up in the prefix cache. How many of its "
-                    f"{prompt} tokens need not be computed?", "options": [str(n) for n in options],
-                    "answer": options.index(request["cached"])
-                }
-        if event == "KV_BLOCK_COPY":
-            source, block = beat["fields"]["source"], beat["fields"]["block"]
-            return {
-                "question": f"Block {source} is shared, and one of its holders is about to "
-                "write. Whose table changes?",
-                "options": ["the writer's", "everybody else's", "nobody's"], "answer": 0
-            }
-        return None
-
-    def _who_gives_way(self, index: int, before: dict) -> dict | None:
-        step = self.beats[index]["step"]
-        if index and self.beats[index - 1]["event"] in ("KV_BLOCK_RELEASE", "REFERENCE_DROP",
-                                                        "SWAP_OUT"):
-            return None
-        for beat in self.beats[index:]:
-            fields = beat["fields"]
-            if beat["event"] == "STATE_TRANSITION" and fields["before"] == "running":
-                running = before["running"]
-                names = running if fields["request"] in running else running + [fields["request"]]
-                if fields["after"] == "finished" or len(names) < 2:
-                    return None
-                return {
-                    "question": "A block is needed, and none is free. Who gives way?",
-                    "options": names, "answer": names.index(fields["request"])
-                }
-            if beat["step"] != step or beat["event"] not in ("KV_BLOCK_RELEASE", "REFERENCE_DROP",
-                                                             "SWAP_OUT"):
-                return None
-        return None
 
 
 def _key_beats(beats: list[dict]) -> list[int]:
