@@ -315,8 +315,8 @@ function theatre(root, data) {
     if (run.sizes.preemption === "swap") lanes.push(lane("swapped", swapped, of("swapped")));
     lanes.push(lane("ended", of("finished"), []));
     scheduler.body.replaceChildren(...lanes,
-      meter("tokens of this step", `${tokens} of ${budget}`, scheduled.map(([name, n]) => part("new cut", Math.min(1, n / budget), `${name} ${n}`))),
-      meter("blocks held", `${held} of ${total}` + (shared ? `, ${shared} shared` : ""), [part("used", (held - shared) / total, held - shared ? String(held - shared) : ""), part("shared", shared / total, shared ? String(shared) : "")]),
+      meter("tokens", `${tokens} of ${budget}`, scheduled.map(([name, n]) => part("new cut", Math.min(1, n / budget), `${name} ${n}`))),
+      meter("blocks", `${held} of ${total}` + (shared ? `, ${shared} shared` : ""), [part("used", (held - shared) / total, held - shared ? String(held - shared) : ""), part("shared", shared / total, shared ? String(shared) : "")]),
       div("meter", div("label", "seats", make("b", {}, `${state.seats} of ${run.sizes.max_num_seqs}`)),
         div("chairs", Array.from({length: Math.min(16, run.sizes.max_num_seqs)}, (_, i) => make("i", {class: i < state.seats ? "taken" : ""})))));
   }
@@ -375,7 +375,7 @@ function theatre(root, data) {
   function drawMemory(state) {
     const b = beat(), total = state.ref.length, perRow = Math.min(size(), 8);
     const shown = total <= 40 ? [...state.ref.keys()] : [...state.ref.keys()].filter((block) => run.used.has(block) || state.queue[0] === block);
-    const place = new Map(state.queue.map((block, i) => [block, i]));
+    const place = new Map(state.queue.map((block, i) => [block, i])), current = currentSlots(state);
     memory.aside.replaceChildren(run.sizes.layer !== null ? `bars: K of layer ${run.sizes.layer}, ${run.sizes.num_layers} layers alike` : "no model, so no K", " · a badge a holder");
     const cards = shown.map((block) => {
       const n = state.ref[block], holders = holdersOf(state, block), name = state.names[block];
@@ -386,8 +386,8 @@ function theatre(root, data) {
         const slot = block * size() + offset, cell = state.slots[slot];
         const wrong = touched.wrong.has(slot), written = touched.written.has(slot), read = touched.read.has(slot);
         const mark = wrong ? "✗" : written ? "▼" : read ? "●" : "";
-        const text = cell ? word(cell[0]) : "";
-        return make("div", {class: "slot" + (cell ? " full" : "") + (wrong ? " wrong" : written ? " written" : read ? " reading" : ""), "data-key": "s:" + slot, tabindex: -1,
+        const text = cell ? word(cell[0]) : "", stale = cell && n > 0 && !written && !read && !current.has(slot);
+        return make("div", {class: "slot" + (cell ? " full" : "") + (stale ? " stale" : "") + (wrong ? " wrong" : written ? " written" : read ? " reading" : ""), "data-key": "s:" + slot, tabindex: -1,
           "aria-label": `slot ${slot}: ${text || "empty"}${written ? ", written now" : wrong ? ", read wrongly" : read ? ", read now" : ""}`},
           make("span", {class: "w" + (text.length > 7 ? " long" : "")}, text), bars(cell && cell[1]), span("i", mark ? make("em", {}, mark) : null, String(slot)));
       });
@@ -404,6 +404,14 @@ function theatre(root, data) {
     memory.body.replaceChildren(...parts);
     const first = [...touched.written.keys()][0];
     memory.body.firstChild.textContent = first === undefined ? "Point at a token, a table's cell, a block or a slot: its counterparts light up." : sumOfSlot(state, first);
+  }
+  function currentSlots(state) {  // rows that a table leads to; the others are left over
+    const slots = new Set();
+    Object.entries(state.requests).forEach(([name, r]) => {
+      const base = beat().base[name], end = Math.max(r.computed, base === undefined ? 0 : base + (state.scheduled[name] || 0));
+      r.table.forEach((block, index) => { for (let o = 0; o < size() && index * size() + o < end; o++) slots.add(block * size() + o); });
+    });
+    return slots;
   }
   function drawQueue(state) {
     const gone = before.queue.filter((block) => !state.queue.includes(block)), visible = state.queue.slice(0, 24);
