@@ -79,7 +79,7 @@ function theatre(root, data) {
   const slider = make("input", {type: "range", min: 0, value: 0, "aria-label": "Beat", oninput: (event) => go(Number(event.target.value))});
   const roll = div("roll"), steps = div("steps"), count = span("count"), legend = div("legend");
   const panel = (name, title, note) => {
-    const head = make("h4", {}, span("title", title)), aside = span("note", note || ""), body = div("body");
+    const head = make("h4", {}, span("title", title)), aside = span("note", note || ""), body = div("inside");
     head.append(aside);
     const element = make("div", {class: "panel " + name, role: "group", "aria-label": title}, head, body);
     return {element, aside, body, name};
@@ -102,9 +102,11 @@ function theatre(root, data) {
   legend.append(...PHASES.map((name) => span("key " + name, make("i"), name)), span("hint", "← → beat · Shift step · Home End · Space plays"));
 
   scenes.forEach((scene) => tabs.append(make("button", {type: "button", role: "tab", title: scene.line, onclick: () => open(scene, 0, true)}, scene.title)));
+  if (scenes.length < 2) tabs.append(span("line", run.line));
   tabs.setAttribute("role", "tablist");
   tabs.setAttribute("aria-label", "Scenes");
   if (scenes.length < 2) tabs.classList.add("single");
+  select.hidden = runs.length === scenes.length;
   Object.keys(views).forEach((name) => viewTabs.append(make("button", {type: "button", "aria-pressed": "false", onclick: () => { view = name; layout(); }}, name, make("i", {class: "dot"}))));
   let view = "Memory";
   select.addEventListener("change", () => { const other = runs[Number(select.value)]; open(other, failing(other), true); });
@@ -117,7 +119,7 @@ function theatre(root, data) {
     at = Math.max(0, Math.min(other.beats.length - 1, beatNumber));
     asked = shownFrame = null;
     const faults = planted(run), scene = scenes.find((s) => s.slug === run.slug) || run;
-    [...tabs.children].forEach((tab, i) => {
+    [...tabs.querySelectorAll("button")].forEach((tab, i) => {
       const selected = scenes[i].slug === run.slug;
       tab.setAttribute("aria-selected", selected);
       if (selected && byReader) tab.scrollIntoView({block: "nearest", inline: "nearest"});
@@ -219,7 +221,7 @@ function theatre(root, data) {
   let before = {};
   function show(byReader) {
     const b = beat(), state = b.state, focusKey = root.contains(document.activeElement) && document.activeElement.dataset ? document.activeElement.dataset.key : null;
-    before = at ? run.beats[at - 1].state : {requests: {}, queue: [], ref: [], names: {}, slots: []};
+    before = at ? run.beats[at - 1].state : state;
     const wrong = b.fields.wrong || b.event === "FAILED";
     say.textContent = b.say;
     phase.textContent = wrong ? "wrong" : b.phase;
@@ -380,7 +382,7 @@ function theatre(root, data) {
     const cards = shown.map((block) => {
       const n = state.ref[block], holders = holdersOf(state, block), name = state.names[block];
       const kind = n === 0 ? "isfree" : n === 1 ? "isused" : "isshared";
-      const queueText = n === 0 ? (place.get(block) === 0 ? "free · next" : `free · ${ordinal(place.get(block) + 1)}`) : "";
+      const turn = place.get(block) === 0 ? "next" : ordinal(place.get(block) + 1), queueText = "free · " + turn;
       const classes = ["block", kind, touched.blocks.has(block) && "touch", touched.sources.has(block) && "source", place.get(block) === 0 && "next", [...touched.wrong].some((slot) => Math.floor(slot / size()) === block) && "bad"].filter(Boolean);
       const slots = Array.from({length: size()}, (_, offset) => {
         const slot = block * size() + offset, cell = state.slots[slot];
@@ -394,7 +396,7 @@ function theatre(root, data) {
       return make("div", {class: classes.join(" "), "data-key": "b:" + block, tabindex: -1, "data-memory": block,
         "aria-label": `block ${block}, ${n ? "held by " + listed(holders.length ? holders : [n + " references"]) : queueText}${name ? ", cached as " + name : ""}`},
         div("head", make("b", {}, "block " + block), name ? make("span", {class: "name", title: "the prefix cache finds it by this hash"}, "◆ " + name) : null,
-          span("held", n ? [...holders.map((h) => badge(h)), ...Array.from({length: Math.max(0, n - holders.length)}, () => badge("·", "nobody"))] : queueText)),
+          span("held", n ? [...holders.map((h) => badge(h)), ...Array.from({length: Math.max(0, n - holders.length)}, () => badge("·", "nobody"))] : [span("fr", "free · "), turn])),
         make("div", {class: "slots", style: `grid-template-columns:repeat(${perRow},minmax(0,1fr))`}, slots));
     });
     const parts = [make("p", {class: "sum"}), make("div", {class: "pool", style: `--block:${perRow * 43 + 4}px`}, cards)];
