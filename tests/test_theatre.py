@@ -553,11 +553,11 @@ def test_a_screen_reader_gets_tables_and_a_list(opened, recordings):
     assert unnamed == 0
 
 
-def test_without_javascript_and_on_paper_key_beats_are_tables(opened, recordings):
+def test_without_javascript_and_on_paper_key_beats_are_pictures(opened, recordings):
     shown = opened(java_script_enabled=False)
     key = sum(beat.get("key", False) for r in recordings if "fault" not in r for beat in r["beats"])
-    assert shown.locator(".static figure table").count() == key
-    assert shown.locator(".static figure caption").first.is_visible()
+    assert shown.locator(".static figure .pool").count() == key
+    assert shown.locator(".static figcaption").first.is_visible()
     printed = opened()
     printed.emulate_media(media="print")
     assert printed.locator(".static figure").first.is_visible()

@@ -27,7 +27,7 @@ class Scene(Directive):
     def run(self) -> list[nodes.Node]:
         from paged.lab.theatre.scenes import SCENES, play
         from paged.lab.theatre.show import fragment
-        (slug, ) = self.arguments
+        (slug,) = self.arguments
         if slug not in SCENES:
             raise self.error(f"no scene {slug!r}: there are {', '.join(SCENES)}")
         return [nodes.raw("", fragment([play(SCENES[slug], model())]), format="html")]

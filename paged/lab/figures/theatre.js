@@ -666,6 +666,7 @@ function theatre(root, data) {
     return true;
   }
   if (data.addresses) addEventListener("hashchange", fromAddress);
+  addEventListener("beforeprint", () => root.querySelectorAll(".static .run details").forEach((list) => { list.open = true; }));
   let width = 0;
   root.dataset.layout = root.clientWidth >= 940 ? "wide" : root.clientWidth >= 620 ? "middle" : "phone";
   if (!(data.addresses && fromAddress())) {

@@ -1,7 +1,7 @@
 """A recording as HTML that needs nothing else: in a notebook, or as a page of its own.
 
 Under the player, and instead of it on paper or without JavaScript, stand the key beats of each run
-as tables, and all its sentences as a list. The player reads its sentences there.
+as pictures, and all its sentences as a list. The player reads its sentences there.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ theatre(document.getElementById("{root}"), {payload});
 
 
 def _static(recording: dict) -> str:
-    """A run without a player: its key beats as tables, its sentences as a list."""
+    """A run without a player: its key beats as pictures, its sentences as a list."""
     beats, fault = recording["beats"], recording.get("fault")
     title = recording["title"] + (f", with a planted fault: {fault['name']}" if fault else "")
     figures, before = [], None
@@ -105,31 +105,44 @@ def _static(recording: dict) -> str:
 
 
 def _figure(recording: dict, number: int, beat: dict, state: dict, before: dict | None) -> str:
-    size, words = recording["sizes"]["block_size"], recording["words"]
-    queue = state["queue"]
-    rows = []
+    """A state as boxes: blocks with what they hold, then the tables and the free queue in words."""
+    size, queue = recording["sizes"]["block_size"], state["queue"]
+    boxes = []
     for block, count in enumerate(state["ref"]):
         cells = state["slots"][block * size:(block + 1) * size]
-        holds = " ".join(words[str(cell[0])].strip() or "⏎" if cell else "·" for cell in cells)
-        if not count and not any(cells):
+        if not count and not any(cells) and block != (queue or [None])[0]:
             continue
-        holders = [
-            name for name, request in state["requests"].items()
-            if block in request["table"] and request["status"] == "running"
-        ]
-        held = (", ".join(holders) or f"{count} references") if count else (
-            "free, next" if queue[0] == block else "free")
         changed = before is not None and (before["ref"][block] != count or
                                           before["slots"][block * size:(block + 1) * size] != cells)
-        rows.append(f'<tr{" class=changed" if changed else ""}><th scope="row">block {block}</th>'
-                    f"<td>{escape(held)}</td><td>{escape(state['names'].get(str(block), ''))}</td>"
-                    f"<td>{escape(holds)}</td></tr>")
+        kind = ("isfree", "isused", "isshared")[min(count, 2)]
+        name = state["names"].get(str(block))
+        boxes.append(
+            f'<div class="block {kind}{" touch" if changed else ""}"><div class="head">'
+            f"<b>block {block}</b>{f'<span class=name>◆ {escape(name)}</span>' if name else ''}"
+            f'<span class="held">{_held(state, block)}</span></div>'
+            f'<div class="slots" style="grid-template-columns:repeat({min(size, 8)},1fr)">'
+            + "".join(_slot(recording, block * size + i, cell)
+                      for i, cell in enumerate(cells)) + "</div></div>")
     tables = "; ".join(f"{name}: {', '.join(map(str, request['table']))}"
                        for name, request in state["requests"].items() if request["table"])
-    caption = f"Beat {number}, step {beat['step']}. {beat['say']}"
-    return (f"<figure><table><caption>{escape(caption)}</caption><thead><tr><th></th>"
-            '<th scope="col">held by</th><th scope="col">cached as</th><th scope="col">holds</th>'
-            f"</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-            f"<p>Block tables: {escape(tables) or 'none'}. Free queue, next first: "
-            f"{', '.join(map(str, queue[:24])) or 'empty'}{' …' if len(queue) > 24 else ''}.</p>"
-            "</figure>")
+    return (f"<figure><figcaption><b>Beat {number}, step {beat['step']}.</b> {escape(beat['say'])}"
+            f'</figcaption><div class="pool" style="--block:{min(size, 8) * 43 + 4}px">'
+            f"{''.join(boxes)}</div><p>Block tables: {escape(tables) or 'none yet'}. Free queue, "
+            f"next first: {', '.join(map(str, queue[:24])) or 'empty'}"
+            f"{' …' if len(queue) > 24 else ''}.</p></figure>")
+
+
+def _held(state: dict, block: int) -> str:
+    if not state["ref"][block]:
+        return "free, next" if state["queue"][0] == block else "free"
+    holders = [
+        name for name, request in state["requests"].items()
+        if block in request["table"] and request["status"] == "running"
+    ]
+    return "".join(f'<span class="badge">{escape(name)}</span>' for name in holders) or "taken"
+
+
+def _slot(recording: dict, slot: int, cell: list | None) -> str:
+    word = recording["words"][str(cell[0])].replace("\n", "⏎").strip() or "␣" if cell else ""
+    return (f'<div class="slot{" full" if cell else ""}"><span class="w">{escape(word)}</span>'
+            f'<span class="i">{slot}</span></div>')

@@ -21,7 +21,7 @@ PHASE_OF = {event: phase for phase, events in PHASES.items() for event in events
 # What a picture without a player shows first; a run's rare events explain it best.
 KEY_EVENTS = ("FAILED", "MOVE", "KV_BLOCK_COPY", "KV_BLOCK_REACTIVATE", "ADMISSION_REFUSED",
               "KV_BLOCK_REUSE", "PREFIX_FORGET", "REFERENCE_DROP", "KV_BLOCK_RELEASE", "WRITE",
-              "READ", "SAMPLE", "KV_BLOCK_ALLOCATE")
+              "KV_BLOCK_ALLOCATE", "SAMPLE", "READ")
 NUM_KEY_BEATS = 5
 
 
@@ -320,6 +320,8 @@ def _key_beats(beats: list[dict]) -> list[int]:
     for event in KEY_EVENTS:
         if len(chosen) >= NUM_KEY_BEATS:
             break
-        chosen += [i for i, beat in enumerate(beats)
-                   if beat["event"] == event and i not in chosen][:1]
+        found = [i for i, beat in enumerate(beats) if beat["event"] == event and i not in chosen]
+        if event == "KV_BLOCK_ALLOCATE":  # the first step fills an empty pool: a later one tells more
+            found.sort(key=lambda i: beats[i]["step"] <= 1)
+        chosen += found[:1]
     return sorted(chosen[:NUM_KEY_BEATS])
