@@ -429,7 +429,7 @@ def test_keys_step_by_beat_and_by_step(opened, recordings):
 
 
 STEP_THROUGH = """total => Array.from({length: total}, () => {
-  const blocks = [...document.querySelectorAll(".block")];
+  const blocks = [...document.querySelectorAll(".stage .block")];
   const counts = blocks.map(block => block.querySelectorAll(".held .badge").length);
   const press = new KeyboardEvent("keydown", {key: "ArrowRight"});
   document.querySelector(".paged-theatre").dispatchEvent(press);

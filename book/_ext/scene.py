@@ -30,7 +30,7 @@ class Scene(Directive):
         (slug,) = self.arguments
         if slug not in SCENES:
             raise self.error(f"no scene {slug!r}: there are {', '.join(SCENES)}")
-        return [nodes.raw("", fragment([play(SCENES[slug], model())]), format="html")]
+        return [nodes.raw("", fragment([play(SCENES[slug], model())], wide=True), format="html")]
 
 
 def setup(app):

@@ -670,8 +670,8 @@ function theatre(root, data) {
   let width = 0;
   root.dataset.layout = root.clientWidth >= 940 ? "wide" : root.clientWidth >= 620 ? "middle" : "phone";
   if (!(data.addresses && fromAddress())) {
-    const start = /^([^/]+)\/(\d+)$/.exec(data.start || "");
-    open((start && runs.find((r) => r.address === start[1])) || run, start ? Number(start[2]) - 1 : data.opening || 0);
+    const [address, number] = (data.start || "").split("/"), first = runs.find((r) => r.address === address) || run;
+    open(first, number ? number - 1 : failing(first));
   }
   new ResizeObserver(() => { if (root.clientWidth !== width) { width = root.clientWidth; layout(); } else drawWires(); }).observe(stage);
   requests.body.addEventListener("scroll", drawWires);

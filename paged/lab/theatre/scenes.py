@@ -83,11 +83,12 @@ SCENES = {
             Arrival(0, "A", _TOWNS + "Madrid is in", _greedy(4)),
             Arrival(2, "B", _TOWNS + "Berlin is in", _greedy(3)), faults={
                 "unchained hash": dict(
-                    line="C begins like B and goes on like A. Is A's block the right one?",
+                    line=
+                    "C begins like B and goes on like A: the same words, after another country.",
                     arrivals=(
-                        Arrival(0, "A", "The cat sat down and it was very happy", _greedy(1)),
-                        Arrival(1, "B", "My old dog slept on", _greedy(1)),
-                        Arrival(2, "C", "My old dog slept and it was very happy", _greedy(3))))
+                        Arrival(0, "A", "We live in Germany and our capital city is", _greedy(2)),
+                        Arrival(2, "B", "We live in China now", _greedy(1)),
+                        Arrival(3, "C", "We live in China and our capital city is", _greedy(2))))
             }),
         _scene(
             "fork", "Fork and copy",

@@ -22,11 +22,13 @@ def theatre(*recordings: dict, start: str = "", addresses: bool = True) -> None:
     Args:
         recordings: of `Recorder.recording` or `scenes.play`. One with a planted fault belongs to
             the scene with the same slug.
-        start: where to open, as in an address: "fork/17" is beat 17 of the scene "fork".
+        start: where to open: "fork/MOVE" is the first such event of the scene "fork", and
+            "fork+missing-copy-on-write" the first wrong read under that fault.
         addresses: let the page's address follow the reader; off where a page has several theatres.
     """
     from IPython.display import HTML, display
-    display(HTML(fragment(recordings, start, addresses)))
+    wide = len({recording["slug"] for recording in recordings}) > 2
+    display(HTML(fragment(recordings, start, addresses, wide=wide)))
 
 
 def page(recordings: Sequence[dict], title: str) -> str:
@@ -43,14 +45,14 @@ body {{ margin: 0; padding: 12px; background: light-dark(#fff, #0e1216); }}
 </style>
 </head>
 <body>
-{fragment(recordings, whole_page=True)}
+{fragment(recordings, whole_page=True, wide=True)}
 </body>
 </html>
 """
 
 
 def fragment(recordings: Sequence[dict], start: str = "", addresses: bool = True,
-             whole_page: bool = False) -> str:
+             whole_page: bool = False, wide: bool = False) -> str:
     """The HTML of a theatre: static part, style, script and data. ValueError without a
     recording."""
     if not recordings:
@@ -68,13 +70,14 @@ def fragment(recordings: Sequence[dict], start: str = "", addresses: bool = True
                           for beat in recording["beats"]]
         scenes.append(scene)
     data = {
-        "scenes": scenes, "sources": sources, "start": start, "addresses": addresses,
-        "page": whole_page
+        "scenes": scenes, "sources": sources, "start": _start(recordings, start),
+        "addresses": addresses, "page": whole_page
     }
     payload = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
     root = f"paged-theatre-{zlib.crc32(payload.encode()):08x}"
     static = "\n".join(_static(recording) for recording in recordings)
-    return f"""<div class="paged-theatre" id="{root}" role="region" tabindex="0" \
+    name = "paged-theatre wide" if wide else "paged-theatre"
+    return f"""<div class="{name}" id="{root}" role="region" tabindex="0" \
 aria-label="The engine, one step seen whole: arrow keys step through it">
 <div class="static">
 {static}
@@ -86,6 +89,18 @@ aria-label="The engine, one step seen whole: arrow keys step through it">
 {script}
 theatre(document.getElementById("{root}"), {payload});
 }})();</script>"""
+
+
+def _start(recordings: Sequence[dict], start: str) -> str:
+    """The same place as the player's: "fork/17". ValueError if the run has no such event."""
+    address, _, event = start.partition("/")
+    if not event:
+        return start
+    run = next((r for r in recordings if r["slug"] == address and "fault" not in r), None)
+    events = [beat["event"] for beat in run["beats"]] if run else []
+    if event not in events:
+        raise ValueError(f"start is {start!r}: no run {address!r} with an event {event!r} is shown")
+    return f"{address}/{events.index(event) + 1}"
 
 
 def _static(recording: dict) -> str:

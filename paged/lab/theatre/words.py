@@ -321,7 +321,7 @@ def _key_beats(beats: list[dict]) -> list[int]:
         if len(chosen) >= NUM_KEY_BEATS:
             break
         found = [i for i, beat in enumerate(beats) if beat["event"] == event and i not in chosen]
-        if event == "KV_BLOCK_ALLOCATE":  # the first step fills an empty pool: a later one tells more
+        if event == "KV_BLOCK_ALLOCATE":  # later ones tell more
             found.sort(key=lambda i: beats[i]["step"] <= 1)
         chosen += found[:1]
     return sorted(chosen[:NUM_KEY_BEATS])
