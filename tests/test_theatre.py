@@ -7,6 +7,7 @@ engine had when it stopped to be looked at. The player is used in Chromium as a 
 import json
 import re
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -49,6 +50,10 @@ def model():
     ({"a": [0] * 8}, {"a": [0] * 7 + [1]}),
     ({"a": [1, 2, 3]}, {"a": [1, 2, 3, 4, 5]}),
     ({"a": [1, 2, 3]}, {"a": []}),
+    ({"a": [1, 2, 3, 4, 5]}, {"a": [2, 3, 4, 5]}),
+    ({"a": [1, 2, 3, 4, 5, 6]}, {"a": [1, 2, 9, 5, 6]}),
+    ({"a": [1, 1, 1, 1, 1]}, {"a": [1, 1, 1]}),
+    ({"a": [1, 1, 1]}, {"a": [1, 1, 2, 1, 1, 1]}),
     ({"a": [[1, "x"], None, None]}, {"a": [[1, "x"], None, [2, None]]}),
     ({"a": 0}, {"a": None}),
 ])
@@ -113,6 +118,24 @@ def test_replayed_states_are_the_engines(slug, monkeypatch):
     assert len(seen) == recording["beats"][-1]["step"] >= 3
     for num_beats, state in seen:
         assert as_recorded(replayed[num_beats - 1]) == state
+
+
+@pytest.mark.parametrize("slug", ["shared-prefix", "eviction", "preemption"])
+def test_the_radix_tree_is_followed_as_the_hashes_are(slug, monkeypatch):
+    scene = SCENES[slug]
+    with watched(monkeypatch) as seen:
+        recording = play(replace(scene, sizes=scene.sizes | {"prefix_cache": "radix"}))
+    replayed = list(states(recording))
+    assert max(state["known"] for _, state in seen) > 1
+    for num_beats, state in seen:
+        assert as_recorded(replayed[num_beats - 1]) == state
+
+
+def test_a_big_pool_shows_the_blocks_that_matter():
+    """A recording of a pool of thousands stays small, for its changes are."""
+    scene = replace(SCENES["growth"], sizes=SCENES["growth"].sizes | {"num_blocks": 2000})
+    recording = play(scene)
+    assert all(len(json.dumps(beat["set"])) < 2_000 for beat in recording["beats"][1:])
 
 
 def test_every_beat_has_a_sentence_a_phase_and_a_line_of_the_package(recordings):

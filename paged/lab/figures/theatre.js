@@ -26,6 +26,7 @@ function theatre(root, data) {
       const items = old.slice();
       for (const [key, item] of Object.entries(change)) {
         if (key === "+") items.push(...item);
+        else if (key === "@") items.splice(item[0], item[1], ...item[2]);
         else items[key] = apply(old[key], item);
       }
       return items;
@@ -376,7 +377,7 @@ function theatre(root, data) {
   const ordinal = (n) => n + (n % 100 > 10 && n % 100 < 14 ? "th" : ["th", "st", "nd", "rd"][n % 10] || "th");
   function drawMemory(state) {
     const b = beat(), total = state.ref.length, perRow = Math.min(size(), 8);
-    const shown = total <= 40 ? [...state.ref.keys()] : [...state.ref.keys()].filter((block) => run.used.has(block) || state.queue[0] === block);
+    const shown = total * size() <= 128 ? [...state.ref.keys()] : [...state.ref.keys()].filter((block) => run.used.has(block) || state.queue[0] === block);
     const place = new Map(state.queue.map((block, i) => [block, i])), current = currentSlots(state);
     memory.aside.replaceChildren(run.sizes.layer !== null ? `bars: K of layer ${run.sizes.layer}, ${run.sizes.num_layers} layers alike` : "no model, so no K", " · a badge a holder");
     const cards = shown.map((block) => {
@@ -493,7 +494,7 @@ function theatre(root, data) {
   function drawTables(state) {
     const table = (caption, head, rows) => make("table", {}, make("caption", {}, caption), make("thead", {}, make("tr", {}, head.map((t) => make("th", {scope: "col"}, t)))),
       make("tbody", {}, rows.map((row) => make("tr", {}, row.map((text, i) => make(i ? "td" : "th", i ? {} : {scope: "row"}, String(text)))))));
-    const shown = [...state.ref.keys()].filter((block) => state.ref.length <= 40 || run.used.has(block));
+    const shown = [...state.ref.keys()].filter((block) => state.ref.length * size() <= 128 || run.used.has(block));
     tables.replaceChildren(
       table("Requests: status, tokens, block table", ["request", "status", "tokens", "computed", "block table"], Object.entries(state.requests).map(([name, r]) =>
         [name, r.status, r.tokens.map(word).join(" "), r.computed, r.table.join(", ") || "none"])),

@@ -1,8 +1,9 @@
 """What changed between two states made of dicts, lists and plain values, as small JSON.
 
-    [value]            the whole is replaced by value
-    {"key": change}    an edit of a dict's value or of a list's item; 0 removes a dict's key
-    {"+": [items]}     beside edits of a list: it grew by these
+    [value]                 the whole is replaced by value
+    {"key": change}         an edit of a dict's value or of a list's item; 0 removes a dict's key
+    {"+": [items]}          beside edits of a list: it grew by these
+    {"@": [i, n, items]}    in a list, n items from index i on are replaced by these
 
 The player in the page applies the same rules (`apply` in theatre.js).
 """
@@ -31,7 +32,18 @@ def delta(old, new):
             if len(new) > len(old):
                 changes["+"] = new[len(old):]
             return changes
+    if isinstance(old, list) and isinstance(new, list):
+        start = _common(old, new)
+        rest = _common(old[start:][::-1], new[start:][::-1])
+        items = new[start:len(new) - rest]
+        if 2 * len(items) < len(new):
+            return {"@": [start, len(old) - start - rest, items]}
     return [new]
+
+
+def _common(a: list, b: list) -> int:
+    """How many items the two begin with alike."""
+    return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
 
 
 def apply(old, change):
@@ -45,6 +57,8 @@ def apply(old, change):
         for key, item in change.items():
             if key == "+":
                 new += item
+            elif key == "@":
+                new[item[0]:item[0] + item[1]] = item[2]
             else:
                 new[int(key)] = apply(old[int(key)], item)
         return new
