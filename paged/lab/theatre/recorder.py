@@ -286,8 +286,9 @@ class Recorder(Trace):
                 "max_num_batched_tokens": config.max_num_batched_tokens,
                 "max_num_seqs": config.max_num_seqs, "preemption": config.preemption,
                 "prefix_cache": config.prefix_cache if config.enable_prefix_caching else "off",
-                "num_layers": self._num_layers, "layer": self._fingerprints
-                and self._fingerprints.layer
+                "num_layers": self._num_layers, "beams": any(
+                    getattr(r, "beams", None) for r in self._known.values()),
+                "layer": self._fingerprints and self._fingerprints.layer
             }, "words": {
                 str(token): str(token) if decode is None else decode([token]) or f"<{token}>"
                 for token in sorted(tokens) if token >= 0

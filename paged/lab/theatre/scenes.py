@@ -128,7 +128,7 @@ SCENES = {
         _scene(
             "beam-search", "Beam search",
             "Two beams compete. The one that is continued twice forks, the other lets go.",
-            Arrival(0, "A", "The sun is a",
+            Arrival(0, "A", "My dog likes to",
                     BeamSearchParams(beam_width=2, max_tokens=5,
                                      ignore_eos=True)), enable_prefix_caching=False),
     )

@@ -93,10 +93,14 @@ class _Teller(Replay):
 
     def _state_transition(self, index, fields, before, after) -> str:
         name, was, now = fields["request"], fields["before"], fields["after"]
+        step = self.beats[index]["step"]
         request = after["requests"].get(name)
         if was == now:
             return (f"{name} arrives with {counted(request['prompt'], 'prompt token')} and waits. "
                     "The next step decides whether it is let in.")
+        if now == "finished" and self.sizes["beams"] and step < self.beats[-1]["step"]:
+            return (f"{name} has lost: none of its continuations is among the best. Its blocks are "
+                    "free, unless another beam shares them.")
         if now == "finished":
             generated = len(request["tokens"]) - request["prompt"]
             return (f"{name} has ended, with {counted(generated, 'token')} generated. It holds no "
@@ -105,9 +109,10 @@ class _Teller(Replay):
             return (f"{name} comes back: its K and V return from host memory into blocks "
                     f"{listed(request['table'])}. Nothing is computed again.")
         if now == "running" and name not in before["requests"]:
-            return (f"{name} forks off: its table names the same blocks, "
-                    f"{listed(request['table'])}. Nothing is copied before one of the sharers "
-                    "writes.")
+            return (
+                f"{name} forks off: its table, too, names "
+                f"{self._blocks(request['table'])}. Nothing is copied before one of the sharers "
+                "writes.")
         if now == "running":
             known = request["cached"] // self.block_size
             found = (f"; {known} of them {'was' if known == 1 else 'were'} found in the prefix "
@@ -163,8 +168,9 @@ class _Teller(Replay):
         place = later["table"].index(block)
         first, last = place * self.block_size, (place + 1) * self.block_size - 1
         if later["status"] == "running" and place and owner in before["running"]:
-            return text + (f"its {place} block{'s are' if place > 1 else ' is'} full, and token "
-                           f"{first} needs a row.")
+            return text + (
+                f"its {f'{place} blocks are' if place > 1 else 'block is'} full, and token "
+                f"{first} needs a row.")
         return text + f"a place for its tokens {first} to {last}."
 
     def _kv_block_reuse(self, index, fields, before, after) -> str:
@@ -293,6 +299,10 @@ class _Teller(Replay):
     def _sample(self, index, fields, before, after) -> str:
         if not fields["tokens"]:
             return "No prompt is complete yet: nothing is sampled."
+        if self.sizes["beams"]:
+            parts = [f"{name} with {self._word(token)}" for name, token in fields["tokens"]]
+            return (f"Likeliest: {listed(parts)}. Now the likely continuations of all beams are "
+                    "compared, and only the best go on.")
         parts = [f"{name} continues with {self._word(token)}" for name, token in fields["tokens"]]
         return (f"{listed(parts)}. {'Its' if len(parts) == 1 else 'Their'} K and V come a step "
                 "later, when the token goes in.")
