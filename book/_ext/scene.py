@@ -6,17 +6,8 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 from docutils import nodes
 from docutils.parsers.rst import Directive
-
-
-@cache
-def model():
-    """The default model, loaded once a build."""
-    from paged.models.loader import load
-    return load("default", device="cpu", dtype="float32", use_tqdm=False)
 
 
 class Scene(Directive):
@@ -25,12 +16,14 @@ class Scene(Directive):
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        from paged.lab.theatre.scenes import SCENES, play
+        from paged.lab.theatre.scenes import SCENES, default_model, play
         from paged.lab.theatre.show import fragment
         (slug,) = self.arguments
         if slug not in SCENES:
             raise self.error(f"no scene {slug!r}: there are {', '.join(SCENES)}")
-        return [nodes.raw("", fragment([play(SCENES[slug], model())], wide=True), format="html")]
+        return [
+            nodes.raw("", fragment([play(SCENES[slug], default_model())], wide=True), format="html")
+        ]
 
 
 def setup(app):

@@ -179,6 +179,8 @@ function theatre(root, data) {
   }
   new IntersectionObserver((entries) => { if (!entries[0].isIntersecting && timer !== null) stop(); }).observe(root);
 
+  document.addEventListener("visibilitychange", () => { if (document.hidden) stop(); });
+
   // ── the scrubber: a lane a phase, a column a beat
   function drawRoll() {
     const total = run.beats.length;

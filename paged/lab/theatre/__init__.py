@@ -10,7 +10,10 @@
 """
 
 from paged.lab.theatre.recorder import Recorder, states
-from paged.lab.theatre.scenes import SCENES, all_recordings, play
-from paged.lab.theatre.show import page, theatre
+from paged.lab.theatre.scenes import SCENES, all_recordings, default_model, play
+from paged.lab.theatre.show import page, scene, theatre
 
-__all__ = ["SCENES", "Recorder", "all_recordings", "page", "play", "states", "theatre"]
+__all__ = [
+    "SCENES", "Recorder", "all_recordings", "default_model", "page", "play", "scene", "states",
+    "theatre"
+]

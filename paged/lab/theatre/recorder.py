@@ -119,7 +119,8 @@ class Recorder(Trace):
             self._known.setdefault(request.request_id, request)
         if event == "STATE_TRANSITION" and fields["after"] == "running":
             request = self._known.get(fields["request"])
-            resumed = fields["before"] == "swapped" or request.may_share_tail
+            forked = getattr(request, "may_share_tail", False)
+            resumed = fields["before"] == "swapped" or forked
             self._cached[fields["request"]] = 0 if resumed else request.num_computed_tokens
         requests = {}
         for name, request in self._known.items():
@@ -226,8 +227,9 @@ class Recorder(Trace):
         wrong = self._rows.wrong_reads(moves, texts)
         self._runner_beat("READ", requests=moves.request_ids, lengths=moves.lengths,
                           tables=moves.tables, **({"wrong": wrong} if wrong else {}))
-        sampled = [[request, token] for request, token, end in zip(moves.request_ids, tokens, ends)
-                   if end]
+        sampled = [[request, int(token)]
+                   for request, given, end in zip(moves.request_ids, tokens, ends) if end
+                   for token in (given if isinstance(given, (list, tuple)) else [given])]
         self._runner_beat("SAMPLE", tokens=sampled)
 
     def failed(self, error: BaseException, moves: Moves | None = None) -> None:
@@ -304,6 +306,8 @@ class _Watched:
 
     def __init__(self, runner, recorder: Recorder):
         self._runner, self._recorder = runner, recorder
+        if hasattr(runner, "launch"):
+            self.launch, self.collect = self._launch, self._collect
 
     def __getattr__(self, name: str):
         return getattr(self._runner, name)
@@ -315,12 +319,12 @@ class _Watched:
         self._recorder.finished(moves, ends, list(tokens))
         return tokens
 
-    def launch(self, batch):
+    def _launch(self, batch):
         """As the runner's; what it did is reported when it is collected."""
         seen = self._recorder.launched(batch)
         return seen, self._guarded(seen[0], self._runner.launch, batch)
 
-    def collect(self, handle) -> list:
+    def _collect(self, handle) -> list:
         """As the runner's."""
         (moves, ends), inner = handle
         tokens = self._guarded(moves, self._runner.collect, inner)

@@ -10,6 +10,7 @@ import hashlib
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import chain
 
 from paged.config import EngineConfig
@@ -257,6 +258,13 @@ class WordModel:
             word: math.log((weight + 1 + word / 1e3) / total)
             for word, weight in enumerate(digest)
         }
+
+
+@cache
+def default_model():
+    """The book's default model on the CPU in float32, loaded once a process."""
+    from paged.models.loader import load
+    return load("default", device="cpu", dtype="float32", use_tqdm=False)
 
 
 def all_recordings(model=None) -> list[dict]:

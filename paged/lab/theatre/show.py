@@ -14,6 +14,7 @@ from importlib.resources import files
 
 from paged.lab.colors import COLORS
 from paged.lab.theatre.recorder import states
+from paged.lab.theatre.scenes import SCENES, default_model, play
 
 
 def theatre(*recordings: dict, start: str = "", addresses: bool = True) -> None:
@@ -29,6 +30,20 @@ def theatre(*recordings: dict, start: str = "", addresses: bool = True) -> None:
     from IPython.display import HTML, display
     wide = len({recording["slug"] for recording in recordings}) > 2
     display(HTML(fragment(recordings, start, addresses, wide=wide)))
+
+
+def scene(*slugs: str, start: str = "", with_faults: bool = False) -> None:
+    """Play scenes of the book with its default model, and show them in a notebook.
+
+    Args:
+        slugs: names of `scenes.SCENES`.
+        start: as in `theatre`.
+        with_faults: also play each scene with its planted faults.
+    """
+    model = default_model()
+    theatre(
+        *(play(SCENES[slug], model, fault) for slug in slugs
+          for fault in (None, *(SCENES[slug].faults if with_faults else ()))), start=start)
 
 
 def page(recordings: Sequence[dict], title: str) -> str:
