@@ -41,8 +41,8 @@ def main(argv: list[str] | None = None) -> int:
         if type(error).__name__ != "OutOfMemoryError":  # PyTorch's, which may not be imported here
             raise
         print(
-            f"paged: {str(error).splitlines()[0]} Free the device, or lower what takes memory: see --help",
-            file=sys.stderr)
+            f"paged: {str(error).splitlines()[0]} Free the device, or lower what takes memory: "
+            "see --help", file=sys.stderr)
         return 2
 
 

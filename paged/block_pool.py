@@ -3,7 +3,7 @@
 The logical layer of paged attention. A block is an integer; the pool knows nothing of tokens,
 tensors or requests. It keeps a reference count for each block and a queue of the free ones:
 
-    head ─► 5 ─► 6 ─► 7 ─► 0 ─► 1 ─► tail       allocate() takes from the head, free() appends at the tail
+    head ─► 5 ─► 6 ─► 7 ─► 0 ─► 1 ─► tail      allocate() takes from the head, free() appends
 
 A block in the queue still holds its old contents, so a prefix cache may take it back from anywhere
 in the queue (`share`). That is why the queue is doubly linked: removal from the middle costs O(1).

@@ -8,7 +8,7 @@ A colour means one thing in the whole book, in plots and in interactive figures 
     free      grey     held by nobody
     reserved  yellow   set aside for tokens that may still come
     internal  orange   wasted inside a block or a reservation: no token will ever lie there
-    external  red      wasted between reservations: too small a hole for what waits; anything that is wrong
+    external  red      wasted between reservations: too small a hole for what waits; what is wrong
     new       green    what this very step touches; prefill in a timeline
 
 The figures need no kernel and no library: data, style and script stand in the cell's output, so the

@@ -595,8 +595,10 @@ function theatre(root, data) {
       used.set(block, n + 1);
       const x1 = box.left + box.width / 2 - origin.left, y1 = box.bottom - origin.top;
       const x2 = card.left + card.width * (n + 1) / (ends.get(block) + 1) - origin.left, y2 = card.top - origin.top, bend = Math.max(14, Math.min(60, (y2 - y1) / 2));
-      const gone = cell.classList.contains("gone");
-      line("wire" + (cell.classList.contains("shared") ? " shared" : "") + (touched.blocks.has(block) ? " hot" : "") + (gone ? " gone" : ""),
+      const gone = cell.classList.contains("gone"), name = cell.dataset.request;
+      const writes = [...touched.written].some(([slot, request]) => request === name && Math.floor(slot / size()) === block);
+      const reads = beat().event === "READ" && touched.requests.has(name) && touched.read.has(block * size());
+      line("wire" + (cell.classList.contains("shared") ? " shared" : "") + (touched.blocks.has(block) || writes ? " hot" : reads ? " reads" : "") + (gone ? " gone" : ""),
         `M${x1} ${y1}C${x1} ${y1 + bend} ${x2} ${y2 - bend} ${x2} ${y2}`, `w:${cell.dataset.key.slice(2)}`);
     });
     const gap = 9;
