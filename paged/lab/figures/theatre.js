@@ -47,12 +47,14 @@ function theatre(root, data) {
       return Object.assign({}, beat, {state, say: says[i]});
     });
     const used = new Set();
-    let step = -1, base = {};  // what each request had computed when this step was scheduled
+    let step = -1, wrote = false, base = {};  // what each request had computed when this step was scheduled
     beats.forEach((beat, i) => {
       // A request that leaves still has its table while it gives up block after block.
       const last = i && beats[i - 1].leaves === beat.leaves ? beats[i - 1].gone : [];
       beat.gone = beat.leaves ? [...last, ...(beat.fields.blocks || [beat.fields.block])] : [];
-      if (beat.step !== step) { step = beat.step; base = {}; }
+      if (beat.step !== step) { step = beat.step; base = {}; wrote = false; }
+      wrote = wrote || beat.event === "WRITE";
+      beat.wrote = wrote;
       if (beat.event.startsWith("SCHEDULE_")) beat.fields.requests.forEach((name) => { base = Object.assign({}, base, {[name]: beat.state.requests[name].computed}); });
       beat.base = base;
     });
@@ -413,7 +415,7 @@ function theatre(root, data) {
   function currentSlots(state) {  // rows that a table leads to; the others are left over
     const slots = new Set();
     Object.entries(state.requests).forEach(([name, r]) => {
-      const base = beat().base[name], end = Math.max(r.computed, base === undefined ? 0 : base + (state.scheduled[name] || 0));
+      const base = beat().base[name], end = base === undefined ? r.computed : beat().wrote ? base + (state.scheduled[name] || 0) : base;
       r.table.forEach((block, index) => { for (let o = 0; o < size() && index * size() + o < end; o++) slots.add(block * size() + o); });
     });
     return slots;

@@ -12,7 +12,7 @@ requests and their block tables, the K/V memory, the free queue, the scheduler, 
 engine that runs. The file needs nothing else: open it in any browser, or send it to somebody.
 
     python -m paged theatre "The capital of France is" "The capital of Italy is"
-    python -m paged theatre "one two three" "red green" --num-blocks 5 --preemption swap
+    python -m paged theatre "one two three" "red green" --num-blocks 3 --preemption swap
     python -m paged theatre "The best thing about rain is" -n 2 --temperature 0.8
 """
 # Every beat keeps what changed; beyond this the file is too long to be read, and slow to open.
