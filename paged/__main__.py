@@ -1,4 +1,4 @@
-"""The command line: python -m paged generate | trace | bench | models."""
+"""The command line: python -m paged generate | trace | theatre | bench | models."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from paged.lab.theatre import command as theatre
     parser = argparse.ArgumentParser(prog="python -m paged",
                                      description="A paged-attention inference engine.")
     commands = parser.add_subparsers(required=True, metavar="command")
@@ -76,6 +77,8 @@ def _parser() -> argparse.ArgumentParser:
                        help="also save the figures of steps and requests, as JSON")
     _add_model_options(trace)
     trace.set_defaults(run=_trace)
+
+    theatre.add_command(commands)
 
     bench = commands.add_parser("bench", help="measure",
                                 description="Measure; each benchmark has a --help.")

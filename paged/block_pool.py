@@ -28,8 +28,8 @@ class BlockPool:
 
     Args:
         num_blocks: size of the pool, in blocks. Raises ValueError below 1.
-        trace: receives KV_BLOCK_ALLOCATE, KV_BLOCK_REUSE, KV_BLOCK_REACTIVATE, KV_BLOCK_RELEASE and
-            KV_BLOCK_COPY, each with the number of free blocks after the event.
+        trace: receives KV_BLOCK_ALLOCATE, KV_BLOCK_REUSE, KV_BLOCK_REACTIVATE, KV_BLOCK_RELEASE,
+            KV_BLOCK_COPY and REFERENCE_DROP, each with the number of free blocks after the event.
 
     Attributes:
         ref_cnt: one count a block; 0 means free.
@@ -94,6 +94,9 @@ class BlockPool:
             if self.ref_cnt[block] == 0:
                 self._append(block)
                 self.trace.emit("KV_BLOCK_RELEASE", block=block, free=self._num_free)
+            elif self.trace.limit:
+                self.trace.emit("REFERENCE_DROP", blocks=[block], ref_cnt=self.ref_cnt[block],
+                                free=self._num_free)
 
     def share(self, blocks: Iterable[int]) -> None:
         """Take one more reference to each block: REUSE if it is held, REACTIVATE out of the queue

@@ -165,6 +165,8 @@ class PrefixCache:
         if known is None:
             record.blocks.append(block)
             self._record_of[block] = record
+            if self.pool.trace.limit:
+                self.pool.trace.emit("PREFIX_REGISTER", blocks=[block], prefix=f"{hash:016x}")
         elif known is not record:
             raise ValueError(
                 f"block {block} is registered for other tokens and was not handed out since")
@@ -176,6 +178,8 @@ class PrefixCache:
         record = self._record_of.pop(block, None)
         if record is None:
             return
+        if self.pool.trace.limit:
+            self.pool.trace.emit("PREFIX_FORGET", blocks=[block])
         record.blocks.remove(block)
         while record.parent is not None and not record.blocks and not record.num_children:
             bucket = self._records[record.hash]
@@ -187,6 +191,8 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Forget every block. Prefixes handed out before are void."""
+        if self.pool.trace.limit:
+            self.pool.trace.emit("PREFIX_FORGET", blocks=sorted(self._record_of))
         self._records.clear()
         self._record_of.clear()
         self._roots.clear()

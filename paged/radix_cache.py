@@ -132,6 +132,9 @@ class RadixCache:
         if known is None:
             place.node.blocks[prefix.depth - place.node.start].append(block)
             self._place_of[block] = place
+            if self.pool.trace.limit:
+                self.pool.trace.emit("PREFIX_REGISTER", blocks=[block],
+                                     prefix=f"depth {place.depth}")
         elif (known.node, known.depth) != (place.node, place.depth):
             raise ValueError(
                 f"block {block} is registered for other tokens and was not handed out since")
@@ -143,6 +146,8 @@ class RadixCache:
         place = self._place_of.pop(block, None)
         if place is None:
             return
+        if self.pool.trace.limit:
+            self.pool.trace.emit("PREFIX_FORGET", blocks=[block])
         node = place.node
         node.blocks[place.depth - 1 - node.start].remove(block)
         while node.parent is not None and not node.children and not node.blocks[-1]:
@@ -154,6 +159,8 @@ class RadixCache:
 
     def clear(self) -> None:
         """Forget every block. Prefixes handed out before are void."""
+        if self.pool.trace.limit:
+            self.pool.trace.emit("PREFIX_FORGET", blocks=sorted(self._place_of))
         self._place_of.clear()
         self._roots.clear()
 

@@ -178,6 +178,10 @@ class Scheduler:
         if blocks_needed(len(request.token_ids),
                          self.block_size) - len(hits) > self._free_beside(hits):
             self._blocked = request, len(hits), self.pool.num_free()
+            if self.trace.limit:
+                self.trace.emit("ADMISSION_REFUSED", request=request.request_id, hits=len(hits),
+                                needed=blocks_needed(len(request.token_ids),
+                                                     self.block_size), free=self.pool.num_free())
             return False
         num_tokens = min(len(request.token_ids) - cached, self._budget)
         self.pool.share(hits)
@@ -232,6 +236,9 @@ class Scheduler:
             blocks_needed(request.num_computed_tokens + num_tokens, self.block_size))
         assert self.host_pool is not None, "nobody is swapped out without a host pool"
         self._swap_in += zip(request.host_block_table, blocks)
+        if self.trace.limit:
+            self.trace.emit("SWAP_IN", request=request.request_id,
+                            pairs=[list(pair) for pair in zip(request.host_block_table, blocks)])
         self.host_pool.free(reversed(request.host_block_table))
         request.block_table, request.host_block_table = blocks, []
         if self.prefix_cache is not None:  # its full blocks are registered again
@@ -332,6 +339,9 @@ class Scheduler:
             if copy is not None:  # the copy is not made: read its source
                 blocks = [copy[0] if block == copy[1] else block for block in blocks]
             self._swap_out += zip(blocks, host)
+            if self.trace.limit:
+                self.trace.emit("SWAP_OUT", request=victim.request_id,
+                                pairs=[list(pair) for pair in zip(blocks, host)])
             computed = victim.num_computed_tokens
             self._release(victim)
             victim.num_computed_tokens, victim.host_block_table = computed, host

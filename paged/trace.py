@@ -6,9 +6,11 @@ belongs to it, as plain numbers, strings and lists. The names:
 
     start-up     MODEL_WEIGHTS_LOADED, KV_BUDGET_ESTIMATE
     blocks       KV_BLOCK_ALLOCATE, KV_BLOCK_REUSE, KV_BLOCK_REACTIVATE, KV_BLOCK_RELEASE,
-                 KV_BLOCK_COPY
+                 KV_BLOCK_COPY, REFERENCE_DROP (others still hold the block)
+    prefixes     PREFIX_REGISTER, PREFIX_FORGET
     a step       SCHEDULE_PREFILL, SCHEDULE_DECODE, PREPARE_PREFILL, PREPARE_DECODE, STEP
-    a request    STATE_TRANSITION
+    a request    STATE_TRANSITION, ADMISSION_REFUSED, SWAP_OUT, SWAP_IN
+    the runner   MOVE, WRITE, READ, SAMPLE, FAILED: only from a recorder (paged.lab.theatre)
 """
 
 from __future__ import annotations

@@ -164,11 +164,10 @@ def test_allocate_reuse_reactivate():
     assert (second, pool.num_free(), pool.ref_cnt[0]) == ([0, 2], 2231, 2)
     release(pool, first)
     release(pool, second)
-    assert [(e["event"].removeprefix("KV_BLOCK_"), e["block"], e["free"])
-            for e in trace.events] == [("ALLOCATE", 0, 2233), ("ALLOCATE", 1, 2232),
-                                       ("REUSE", 0, 2232), ("ALLOCATE", 2, 2231),
-                                       ("RELEASE", 1, 2232), ("RELEASE", 2, 2233),
-                                       ("RELEASE", 0, 2234)]
+    assert [(e["event"].removeprefix("KV_BLOCK_"), e["block"], e["free"]) for e in trace.events
+            if "block" in e] == [("ALLOCATE", 0, 2233), ("ALLOCATE", 1, 2232), ("REUSE", 0, 2232),
+                                 ("ALLOCATE", 2, 2231), ("RELEASE", 1, 2232), ("RELEASE", 2, 2233),
+                                 ("RELEASE", 0, 2234)]
     third = store(cache, pool, second_prompt)  # block 0 is free, its contents are intact
     assert third == [0, 3]
     assert trace.select("KV_BLOCK_REACTIVATE")[0]["ref_cnt"] == 1

@@ -29,10 +29,7 @@ from pathlib import Path
 
 from IPython.display import HTML, Markdown, display
 
-COLORS = {
-    "used": "#2f81c7", "shared": "#8a63d2", "free": "#98a3ae", "reserved": "#d4a017",
-    "internal": "#e07b39", "external": "#c93c54", "new": "#1f9d78"
-}
+from paged.lab.colors import COLORS
 
 _INK = "#5f6b78"  # Text and axes of plots: readable on white as on near black.
 
