@@ -144,8 +144,8 @@ def _check_batch(num_tokens: int, kv, block_tables, seq_lens, query_start_loc) -
     starts = _on_host(integers("query_start_loc", query_start_loc))
     if not len(tables) == len(lengths) == len(starts) - 1:
         raise ValueError(
-            f"{len(tables)} block tables, {len(lengths)} lengths and {len(starts)} offsets: a batch "
-            f"of n requests has n, n and n + 1")
+            f"{len(tables)} block tables, {len(lengths)} lengths and {len(starts)} offsets: a "
+            f"batch of n requests has n, n and n + 1")
     if isinstance(starts, torch.Tensor):
         return
     if starts[0] != 0 or starts[-1] != num_tokens or any(a > b for a, b in zip(starts, starts[1:])):
