@@ -80,7 +80,7 @@ def test_a_batch_is_run_in_another_process():
     try:
         assert serve(Remote(here)) == serve(tiny_runner())
         here.send(None)
-        process.join(60)
+        process.join(300)
         assert process.exitcode == 0
     finally:
         process.kill()

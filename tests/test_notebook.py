@@ -48,7 +48,7 @@ def test_source_names_file_and_line(shown):
     from paged.runner import ModelRunner
 
     notebook.source(BlockPool.allocate, paged_attention,
-                    ModelRunner.execute)  # the last one is decorated
+                    ModelRunner.launch)  # the last one is decorated
     for output, start in zip(
             shown, (r"paged/block_pool.py`, from line \d+:\n\n```python\ndef allocate\(self",
                     r"paged/attention/__init__.py`, from line \d+:\n\n```python\ndef ",

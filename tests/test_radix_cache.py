@@ -94,13 +94,13 @@ def test_same_steps_of_an_engine(seed):
     steps = []
     for kind in ("hash", "radix"):
         engine = oracle.make_engine(replace(case, prefix_cache=kind, num_hashes=None))
-        launch, tables = engine._launch, []
+        launch, tables = engine.launch, []
 
         def record(batch, launch=launch, tables=tables):
             tables.append((list(batch.seq_lens), [list(table) for table in batch.block_tables]))
             return launch(batch)
 
-        engine._launch = record
+        engine.launch = record
         for index, arrival in enumerate(case.arrivals):
             oracle.submit(engine, case, arrival, str(index), Counter())
         run(engine, max_steps=2000)

@@ -73,11 +73,11 @@ def with_other_first_tokens(prompts: list[list[int]], shift: int) -> list[list[i
     return [[(prompt[0] + shift) % VOCABULARY] + prompt[1:] for prompt in prompts]
 
 
-def tokens_per_second(llm: LLM, prompts, params, runs: int = 2) -> list[float]:
+def tokens_per_second(llm: LLM, prompts, params, runs: int = 2, first: int = 0) -> list[float]:
     """Output tokens a second of each run, after one warm-up run; every run begins its prompts
-    differently."""
+    differently, the first with a shift by `first`."""
     rates = []
-    for run in range(runs + 1):
+    for run in range(first, first + runs + 1):
         fresh = with_other_first_tokens(prompts, run)
         start = time.perf_counter()
         outputs = llm.generate(fresh, params, use_tqdm=False)
@@ -361,9 +361,9 @@ def main(argv: list[str] | None = None) -> int:
     done("workload_tokens_per_s", rates, ", ".join(f"{rate:,.0f} tokens/s" for rate in rates))
     some = prompts[:max(1, args.requests // 2)]
     filters = {}
-    for name, more in FILTERS.items():
+    for number, (name, more) in enumerate(FILTERS.items(), 1):
         asked = [replace(p, **more) for p in params[:len(some)]]
-        filters[name] = tokens_per_second(llm, some, asked)
+        filters[name] = tokens_per_second(llm, some, asked, first=100 * number)
     done("filters", filters,
          ", ".join(f"{name} {rates[-1]:,.0f}" for name, rates in filters.items()))
     steps = steps_of_a_run(llm, prompts, params)
