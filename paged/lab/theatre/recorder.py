@@ -207,13 +207,13 @@ class Recorder(Trace):
         before, self._calls = sys.getprofile(), moves.calls
         sys.setprofile(self._profile)
         try:
-            return function(*args)
+            try:
+                return function(*args)
+            finally:
+                sys.setprofile(before)
         except BaseException as error:
-            sys.setprofile(before)
             self.failed(error, moves)
             raise
-        finally:
-            sys.setprofile(before)
 
     # ── around the runner
     # ──────────────────────────────────────────────────────────────────────────────────────
@@ -276,8 +276,8 @@ class Recorder(Trace):
         read = {} if self._fingerprints is None else self._fingerprints.read(slots)
         for slot in slots:
             row = rows[slot]
-            known = row is not None and slot not in later
-            self._slots[slot] = [row.token, read.get(slot)] if known else None
+            known = None if slot in later else row
+            self._slots[slot] = None if known is None else [known.token, read.get(slot)]
 
     # ── the recording
     # ──────────────────────────────────────────────────────────────────────────────────────

@@ -210,9 +210,10 @@ def _engine(scene: Scene, model, recorder: Recorder) -> Engine:
     from paged.llm import LLM
     sizes.pop("num_host_blocks", None)
     llm = LLM(model, device="cpu", enforce_eager=True, use_tqdm=False, **sizes)
-    llm.runner.kv.data.zero_()  # what nobody wrote is the same in every run
-    return recorder.engine(config, llm.runner, llm.tokenizer,
-                           eos_token_ids=llm.engine.eos_token_ids, vocab_size=llm.engine.vocab_size)
+    runner = llm.engine.runner
+    runner.kv.data.zero_()  # what nobody wrote is the same in every run
+    return recorder.engine(config, runner, llm.tokenizer, eos_token_ids=llm.engine.eos_token_ids,
+                           vocab_size=llm.engine.vocab_size)
 
 
 class Words:
