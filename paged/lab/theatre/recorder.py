@@ -15,6 +15,7 @@ from __future__ import annotations
 import inspect
 import linecache
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -65,6 +66,7 @@ class Recorder(Trace):
         self._frames: dict[tuple, int] = {}
         self._sources: dict[str, list[str]] = {}
         self._calls: dict[str, list[int]] = {}  # of the batch at hand: event -> who called it
+        self._in_flight: deque[Moves] = deque()  # launched and not yet collected
         self._last_step = 0
         self._error: BaseException | None = None
 
@@ -73,7 +75,7 @@ class Recorder(Trace):
         if not self.limit:
             return Engine(config, runner, tokenizer, trace=self, **more)
         engine = Engine(config, _Watched(runner, self), tokenizer, trace=self, **more)
-        self._engine, self._prefix_cache, size = engine, engine.prefix_cache, config.block_size
+        self._engine, self._pool, size = engine, engine.block_pool, config.block_size
         num_host = ((config.num_host_blocks or config.num_blocks)
                     if config.preemption == "swap" else 0)
         self._rows = Rows(config.num_blocks, size, num_host)
@@ -95,6 +97,8 @@ class Recorder(Trace):
 
     def emit(self, event: str, **fields) -> None:
         """Record an event, with the state it leaves behind."""
+        if self._engine is not None and self._engine.block_pool is not self._pool:
+            self._started_over()
         super().emit(event, **fields)
         if not self.limit or self._engine is None or event in HIDDEN:
             return
@@ -112,6 +116,14 @@ class Recorder(Trace):
                 self._names.pop(str(block), None)
         self._beat(event, fields, self._stack())
 
+    def _started_over(self) -> None:
+        """A step has failed: pool, prefix cache and queues are new. The rows are as they were."""
+        assert self._engine is not None
+        self._pool, error = self._engine.block_pool, sys.exc_info()[1]
+        if error is not None:
+            self.failed(error)
+        self._names = {}
+
     def _beat(self, event: str, fields: dict, at: list[int]) -> None:
         state = self._capture(event, fields)
         self.beats.append({
@@ -125,9 +137,6 @@ class Recorder(Trace):
         engine = self._engine
         assert engine is not None, "there is an engine by the first beat"
         scheduler, pool = engine.scheduler, engine.block_pool
-        if engine.prefix_cache is not self._prefix_cache:  # new, after a failed step
-            self._prefix_cache = engine.prefix_cache
-            self._names = {}
         for request in chain(scheduler.waiting, scheduler.running):
             self._known.setdefault(request.request_id, request)
         if event == "STATE_TRANSITION" and fields["after"] == "running":
@@ -169,7 +178,18 @@ class Recorder(Trace):
             frame = frame.f_back
         return stack[::-1]
 
-    def _frame(self, frame: FrameType) -> int | None:
+    def _raised(self, error: BaseException) -> list[int]:
+        """The same for an exception: the lines that it has passed through, to where it is now."""
+        trace = error.__traceback__
+        stack = self._callers(trace.tb_frame.f_back) if trace is not None else []
+        while trace is not None:
+            number = self._frame(trace.tb_frame, trace.tb_lineno)
+            if number is not None:
+                stack.append(number)
+            trace = trace.tb_next
+        return stack
+
+    def _frame(self, frame: FrameType, line: int | None = None) -> int | None:
         code = frame.f_code
         path = Path(code.co_filename)
         if code.co_filename.startswith("fault: "):
@@ -181,7 +201,7 @@ class Recorder(Trace):
         if name.startswith(BESIDE) or code.co_name in REPORTERS or code.co_name.startswith("<"):
             return None
         source = f"{name}:{code.co_firstlineno}"
-        key = (name, code.co_name, frame.f_lineno, source)
+        key = (name, code.co_name, line or frame.f_lineno, source)
         if source not in self._sources:
             lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1:]
             self._sources[source] = [line.rstrip("\n") for line in inspect.getblock(lines)]
@@ -218,8 +238,15 @@ class Recorder(Trace):
     # ── around the runner
     # ──────────────────────────────────────────────────────────────────────────────────────
 
+    def launched(self, batch: Batch) -> Moves:
+        """What a batch is about to do."""
+        self._in_flight.append(Moves.of(batch))
+        return self._in_flight[-1]
+
     def finished(self, moves: Moves, results: list) -> None:
         """The runner has done it: report its parts, each with what the memory holds then."""
+        while self._in_flight.popleft() is not moves:  # nobody wanted the tokens of those before
+            pass
         self._calls = moves.calls
         texts = self._texts(moves)
         moved = sorted({block for _, block in [*moves.copies, *moves.swap_in]})
@@ -245,20 +272,32 @@ class Recorder(Trace):
         self._runner_beat("SAMPLE", tokens=sampled)
 
     def failed(self, error: BaseException, moves: Moves | None = None) -> None:
-        """Something raised: the run ends here, or starts over. With the moves of the batch that
+        """Something raised, and the engine starts over. With the moves of the batch that
         did it, the reads that it asked for are checked first."""
         if error is self._error:
             return
         self._error = error
-        if moves is not None:
-            texts = self._texts(moves)
-            self._rows.move(moves)
-            self._rows.write(moves, texts)
-            wrong = self._rows.wrong_reads(moves, texts)
-            if wrong:
-                self._runner_beat("READ", requests=moves.request_ids, lengths=moves.lengths,
-                                  tables=moves.tables, wrong=wrong)
-        self.emit("FAILED", error=f"{type(error).__name__}: {error}")
+        lost, wrong = list(self._in_flight), []
+        self._in_flight.clear()
+        for each in lost:
+            texts = self._texts(each)
+            self._rows.move(each)
+            self._rows.write(each, texts)
+            if each is moves:
+                wrong = self._rows.wrong_reads(each, texts)
+                break
+        if moves is not None and wrong:
+            self._runner_beat("READ", requests=moves.request_ids, lengths=moves.lengths,
+                              tables=moves.tables, wrong=wrong)
+        for slot in chain.from_iterable(each.slots for each in lost):  # written or not: who knows
+            self._rows.rows[slot] = self._slots[slot] = None
+        fields = {"error": f"{type(error).__name__}: {error}"}
+        super().emit("FAILED", **fields)
+        # The state is the last one seen: the engine may have started over already.
+        self.beats.append({
+            "step": self.step, "event": "FAILED", "fields": fields, "at": self._raised(error),
+            "set": None
+        })
 
     def _texts(self, moves: Moves) -> dict[str, tuple]:
         """The salt and the tokens of each request of a batch."""
@@ -324,14 +363,14 @@ class _Watched:
 
     def execute(self, batch: Batch) -> list:
         """As the runner's."""
-        moves = Moves.of(batch)
+        moves = self._recorder.launched(batch)
         results = self._recorder.guarded(moves, self._runner.execute, batch)
         self._recorder.finished(moves, results)
         return results
 
     def launch(self, batch: Batch) -> tuple:
         """As the runner's; what it did is reported when it is collected."""
-        moves = Moves.of(batch)
+        moves = self._recorder.launched(batch)
         return moves, self._recorder.guarded(moves, self._runner.launch, batch)
 
     def collect(self, handle: tuple) -> list:
