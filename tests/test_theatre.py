@@ -261,6 +261,42 @@ def test_watching_changes_no_output(runner):
     assert {name: tokens[:6] for name, tokens in sampled.items()} == run(Engine)
 
 
+@pytest.mark.parametrize("runner", [OracleRunner, RunAheadOracle])
+def test_after_a_failed_step_the_picture_starts_over_as_the_engine_does(runner):
+
+    class FailsOnce(runner):
+        steps = 0
+
+        def execute(self, batch):
+            self.steps += 1
+            if self.steps == 4:
+                raise RuntimeError("the fourth step fails")
+            return super().execute(batch)
+
+    recorder = Recorder()
+    engine = recorder.engine(EngineConfig(num_blocks=9, block_size=2, max_num_seqs=2),
+                             FailsOnce(9, 2))
+    for prompt in ([1, 2, 3, 0], [1, 2, 3, 1, 1], [3, 3]):
+        engine.add_request(prompt, SamplingParams(max_tokens=6))
+    seen, failed = [], 0
+    while engine.has_unfinished():
+        try:
+            engine.step()
+        except RuntimeError:
+            failed = len(recorder.beats)
+        engine.check_integrity()
+        seen.append((len(recorder.beats), seen_directly(engine)))
+    recording = recorder.recording("fails once")
+    beats, replayed = recording["beats"], list(states(recording))
+    for num_beats, state in seen:
+        assert as_recorded(replayed[num_beats - 1]) == state
+    events = [beat["event"] for beat in beats[:failed]]
+    assert events[-4:] == ["FAILED"] + ["STATE_TRANSITION"] * 3, "it fails, then all wait again"
+    assert "fourth step" in beats[failed - 4]["say"] and "waits still" in beats[failed - 1]["say"]
+    assert replayed[failed - 4]["names"] and not replayed[failed - 1]["names"]
+    assert not any(beat["fields"].get("wrong") for beat in beats)
+
+
 def test_a_recorder_that_is_off_keeps_nothing():
     recorder = Recorder(limit=0)
     engine = recorder.engine(EngineConfig(num_blocks=4, block_size=2), OracleRunner(4, 2))
@@ -304,7 +340,11 @@ def test_replayed_states_are_the_engines_with_the_model(model, slug, monkeypatch
         beat["event"]: recording["frames"][beat["at"][-1]][0]
         for beat in recording["beats"] if beat["event"] in ("WRITE", "READ", "SAMPLE")
     }
-    assert all(file != "engine.py" for file in lines.values()), "the line is the runner's own"
+    assert lines == dict.fromkeys(("WRITE", "READ", "SAMPLE"), "runner.py")
+    moved = [beat for beat in recording["beats"] if beat["event"] == "MOVE"]
+    assert moved
+    for beat in moved:
+        assert recording["frames"][beat["at"][-1]][:2] == ["runner.py", "launch"]
 
 
 @pytest.mark.default_model

@@ -79,9 +79,13 @@ def run(args: argparse.Namespace) -> None:
               max_num_batched_tokens=args.max_num_batched_tokens, preemption=args.preemption,
               enable_prefix_caching=args.prefix_cache != "off", enforce_eager=True,
               prefix_cache="hash" if args.prefix_cache == "off" else args.prefix_cache)
+    tokenizer = llm.tokenizer
+    if tokenizer is None:
+        raise ValueError(
+            f"{args.model} has no tokenizer, and prompts are text: take a model with one")
     prompts = [
-        llm.tokenizer.chat([{"role": "user", "content": text}])
-        if args.chat else llm.tokenizer.encode(text) for text in args.prompts
+        tokenizer.chat([{"role": "user", "content": text}]) if args.chat else tokenizer.encode(text)
+        for text in args.prompts
     ]
     total = sum(
         len(prompt) + args.max_tokens * max(args.n, args.beam_width or 1) for prompt in prompts)
@@ -105,7 +109,7 @@ def run(args: argparse.Namespace) -> None:
     write_whole(args.output, page([recording], f"paged theatre: {args.prompts[0]}"))
     for output, prompt in zip(outputs, args.prompts):
         for completion in output.outputs:
-            print(f"{prompt}{completion.text or llm.tokenizer.decode(completion.token_ids)}")
+            print(f"{prompt}{completion.text or tokenizer.decode(completion.token_ids)}")
     steps, beats = recorder.step, len(recording["beats"])
     print(f"{beats} beats of {steps} steps: open {Path(args.output).resolve()} in a browser",
           file=sys.stderr)

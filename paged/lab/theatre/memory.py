@@ -7,7 +7,11 @@ lists it: so a picture can show the read and what came of it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from paged.batch import Batch
 
 BARS = 12
 
@@ -25,25 +29,30 @@ class Row:
 
 @dataclass
 class Moves:
-    """What a batch does to the memory, copied out of it: its tables go on changing."""
+    """What a batch does to the memory, and which of its requests get a token by it.
+
+    Attributes:
+        calls: {event: who called it}, frames that the recorder notes while the batch runs.
+    """
 
     request_ids: list[str]
     slots: list[int]
     positions: list[int]
     starts: list[int]
     lengths: list[int]
+    samples: list[bool]
     tables: list[list[int]]
     copies: list[tuple[int, int]]
     swap_out: list[tuple[int, int]]
     swap_in: list[tuple[int, int]]
+    calls: dict[str, list[int]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, batch) -> Moves:
+    def of(cls, batch: Batch) -> Moves:
         """The moves of a batch."""
-        return cls(list(batch.request_ids), list(batch.slot_mapping), list(batch.positions),
-                   list(batch.query_start_loc), list(batch.seq_lens),
-                   [list(table) for table in batch.block_tables], list(batch.block_copies),
-                   list(getattr(batch, "swap_out", ())), list(getattr(batch, "swap_in", ())))
+        return cls(batch.request_ids, batch.slot_mapping, batch.positions, batch.query_start_loc,
+                   batch.seq_lens, batch.samples, batch.block_tables, batch.block_copies,
+                   batch.swap_out, batch.swap_in)
 
 
 class Rows:
@@ -129,7 +138,7 @@ class Fingerprints:
     def __init__(self, kv, layer: int | None = None):
         self.kv = kv
         self.layer = len(kv.k) // 2 if layer is None else layer
-        self._mean = None
+        self._mean: Tensor | None = None
 
     def read(self, slots: Sequence[int]) -> dict[int, str]:
         """{slot: digits} as the cache is now."""

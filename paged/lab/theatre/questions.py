@@ -32,7 +32,7 @@ def _asked(text: str, options: list, answer) -> dict | None:
 def _which_block(replay: Replay, index: int) -> dict | None:
     fields, queue = replay.beats[index]["fields"], replay.before[index]["queue"]
     block = fields["block"] if "block" in fields else fields["blocks"][0]
-    if block not in queue:  # the cache forgets everything, after a failed step
+    if block not in queue:  # the cache is cleared
         return None
     others = [other for other in (queue[-1], min(queue), max(queue), *queue) if other != block]
     names = {b: f"block {b}" for b in sorted({block, *list(dict.fromkeys(others))[:2]})}

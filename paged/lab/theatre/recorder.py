@@ -15,26 +15,35 @@ from __future__ import annotations
 import inspect
 import linecache
 import sys
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
+from types import FrameType
 
-from paged.engine import Engine, EngineConfig
+from paged.batch import Batch, RowOutput
+from paged.config import EngineConfig
+from paged.engine import Engine
 from paged.lab.theatre.deltas import apply, delta
 from paged.lab.theatre.memory import Fingerprints, Moves, Rows
 from paged.lab.theatre.words import tell
+from paged.request import Request
+from paged.sampling import BeamSearchParams
 from paged.trace import Trace
 
 PACKAGE = Path(__file__).resolve().parents[2]
 BESIDE = ("trace.py", "lab/theatre/")  # files whose frames tell nothing about the engine
 REPORTERS = ("_transition", "trace_batch")  # functions that only report: their caller is shown
 HIDDEN = ("PREPARE_PREFILL", "PREPARE_DECODE", "MODEL_WEIGHTS_LOADED", "KV_BUDGET_ESTIMATE")
-# The calls inside a runner that stand for what it does.
+# The calls inside a runner that stand for what it does: {function: (file or folder, event)}. The
+# fused operations write K and V in the kernel that computes them.
 ANCHORS = {
-    "copy_blocks": "MOVE", "copy_between": "MOVE", "write": "WRITE", "paged_attention": "READ",
-    "sample": "SAMPLE"
+    "copy_blocks": ("kv_cache.py", "MOVE"), "copy_between": ("kv_cache.py", "MOVE"),
+    "store": ("kv_cache.py", "WRITE"), "rotate_and_store": ("kernels/elementwise.py", "WRITE"),
+    "qkv_product": ("kernels/products.py", "WRITE"), "run": ("attention/", "READ"),
+    "sample": ("sampler.py", "SAMPLE")
 }
-MOVES = ("copy_blocks", "copy_between")  # called with nothing to move, too
+FUSED_SAMPLER = "kernels/sample.py"
 
 
 class Recorder(Trace):
@@ -49,14 +58,15 @@ class Recorder(Trace):
         self.beats: list[dict] = []
         self._engine: Engine | None = None
         self._state: dict = {}
-        self._known: dict[str, object] = {}  # every request seen, by its id
+        self._known: dict[str, Request] = {}  # every request seen, by its id
         self._cached: dict[str, int] = {}  # tokens each request found when it was let in
         self._scheduled: dict[str, int] = {}
         self._names: dict[str, str] = {}  # what the prefix cache knows each block as
         self._slots: list = []
         self._frames: dict[tuple, int] = {}
         self._sources: dict[str, list[str]] = {}
-        self._calls: dict[str, list[int]] = {}
+        self._calls: dict[str, list[int]] = {}  # of the batch at hand: event -> who called it
+        self._in_flight: deque[Moves] = deque()  # launched and not yet collected
         self._last_step = 0
         self._error: BaseException | None = None
 
@@ -65,7 +75,7 @@ class Recorder(Trace):
         if not self.limit:
             return Engine(config, runner, tokenizer, trace=self, **more)
         engine = Engine(config, _Watched(runner, self), tokenizer, trace=self, **more)
-        self._engine, size = engine, config.block_size
+        self._engine, self._pool, size = engine, engine.block_pool, config.block_size
         num_host = ((config.num_host_blocks or config.num_blocks)
                     if config.preemption == "swap" else 0)
         self._rows = Rows(config.num_blocks, size, num_host)
@@ -87,6 +97,8 @@ class Recorder(Trace):
 
     def emit(self, event: str, **fields) -> None:
         """Record an event, with the state it leaves behind."""
+        if self._engine is not None and self._engine.block_pool is not self._pool:
+            self._started_over()
         super().emit(event, **fields)
         if not self.limit or self._engine is None or event in HIDDEN:
             return
@@ -104,6 +116,14 @@ class Recorder(Trace):
                 self._names.pop(str(block), None)
         self._beat(event, fields, self._stack())
 
+    def _started_over(self) -> None:
+        """A step has failed: pool, prefix cache and queues are new. The rows are as they were."""
+        assert self._engine is not None
+        self._pool, error = self._engine.block_pool, sys.exc_info()[1]
+        if error is not None:
+            self.failed(error)
+        self._names = {}
+
     def _beat(self, event: str, fields: dict, at: list[int]) -> None:
         state = self._capture(event, fields)
         self.beats.append({
@@ -114,13 +134,14 @@ class Recorder(Trace):
 
     def _capture(self, event: str, fields: dict) -> dict:
         """The engine as it is now, as plain data that shares nothing with it."""
-        scheduler, pool = self._engine.scheduler, self._engine.block_pool
+        engine = self._engine
+        assert engine is not None, "there is an engine by the first beat"
+        scheduler, pool = engine.scheduler, engine.block_pool
         for request in chain(scheduler.waiting, scheduler.running):
             self._known.setdefault(request.request_id, request)
         if event == "STATE_TRANSITION" and fields["after"] == "running":
-            request = self._known.get(fields["request"])
-            forked = getattr(request, "may_share_tail", False)
-            resumed = fields["before"] == "swapped" or forked
+            request = self._known[fields["request"]]
+            resumed = fields["before"] == "swapped" or request.may_share_tail
             self._cached[fields["request"]] = 0 if resumed else request.num_computed_tokens
         requests = {}
         for name, request in self._known.items():
@@ -129,16 +150,15 @@ class Recorder(Trace):
             requests[name] = {
                 "status": after, "tokens": list(request.token_ids),
                 "prompt": request.num_prompt_tokens, "computed": request.num_computed_tokens,
-                "cached": self._cached.get(name,
-                                           0), "table": list(request.block_table), "host": list(
-                                               getattr(request, "host_block_table", ()))
+                "cached": self._cached.get(name, 0), "table": list(
+                    request.block_table), "host": list(request.host_block_table)
             }
         return {
             "ref": list(pool.ref_cnt), "queue": pool.free_queue(), "names": dict(self._names),
-            "requests": requests, "waiting": [r.request_id for r in scheduler.waiting],
-            "running": [r.request_id for r in scheduler.running], "seats": sum(
-                getattr(r, "num_seats", 1) for r in scheduler.running), "scheduled": dict(
-                    self._scheduled), "slots": list(self._slots),
+            "requests": requests, "waiting": [r.request_id for r in scheduler.waiting], "running": [
+                r.request_id for r in scheduler.running
+            ], "seats": sum(r.num_seats for r in scheduler.running), "scheduled": dict(
+                self._scheduled), "slots": list(self._slots),
             "host": [None if row is None else row.token for row in self._rows.host]
         }
 
@@ -147,7 +167,10 @@ class Recorder(Trace):
 
     def _stack(self) -> list[int]:
         """The frames of the package that led here, outermost first, as numbers of frames."""
-        frame, stack = sys._getframe(2), []
+        return self._callers(sys._getframe(2))
+
+    def _callers(self, frame: FrameType | None) -> list[int]:
+        stack = []
         while frame is not None:
             number = self._frame(frame)
             if number is not None:
@@ -155,7 +178,18 @@ class Recorder(Trace):
             frame = frame.f_back
         return stack[::-1]
 
-    def _frame(self, frame) -> int | None:
+    def _raised(self, error: BaseException) -> list[int]:
+        """The same for an exception: the lines that it has passed through, to where it is now."""
+        trace = error.__traceback__
+        stack = self._callers(trace.tb_frame.f_back) if trace is not None else []
+        while trace is not None:
+            number = self._frame(trace.tb_frame, trace.tb_lineno)
+            if number is not None:
+                stack.append(number)
+            trace = trace.tb_next
+        return stack
+
+    def _frame(self, frame: FrameType, line: int | None = None) -> int | None:
         code = frame.f_code
         path = Path(code.co_filename)
         if code.co_filename.startswith("fault: "):
@@ -167,48 +201,53 @@ class Recorder(Trace):
         if name.startswith(BESIDE) or code.co_name in REPORTERS or code.co_name.startswith("<"):
             return None
         source = f"{name}:{code.co_firstlineno}"
-        key = (name, code.co_name, frame.f_lineno, source)
+        key = (name, code.co_name, line or frame.f_lineno, source)
         if source not in self._sources:
             lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1:]
             self._sources[source] = [line.rstrip("\n") for line in inspect.getblock(lines)]
         return self._frames.setdefault(key, len(self._frames))
 
-    def _profile(self, frame, kind: str, _) -> None:
+    def _profile(self, frame: FrameType, kind: str, _) -> None:
         """For sys.setprofile: keep who first called each of ANCHORS in this step."""
-        if kind == "call" and frame.f_code.co_name in ANCHORS:
-            event = ANCHORS[frame.f_code.co_name]
-            if frame.f_code.co_name in MOVES and not frame.f_locals.get("pairs"):
-                return
-            if event not in self._calls and PACKAGE in Path(frame.f_code.co_filename).parents:
-                stack, frame = [], frame.f_back
-                while frame is not None:
-                    stack.append(self._frame(frame))
-                    frame = frame.f_back
-                self._calls[event] = [number for number in stack[::-1] if number is not None]
+        if kind != "call" or frame.f_code.co_name not in ANCHORS:
+            return
+        where, event = ANCHORS[frame.f_code.co_name]
+        path = Path(frame.f_code.co_filename)
+        if event in self._calls or PACKAGE not in path.parents:
+            return
+        name = path.relative_to(PACKAGE).as_posix()
+        if not name.startswith((where, FUSED_SAMPLER) if event == "SAMPLE" else where):
+            return
+        if event == "MOVE" and not frame.f_locals["pairs"]:  # nothing to move
+            return
+        self._calls[event] = self._callers(frame.f_back)
 
-    def profiled(self, function: Callable, *args):
-        """Call a function of the runner and note the lines that do its parts."""
-        before = sys.getprofile()
+    def guarded(self, moves: Moves, function: Callable, *args):
+        """Call a function of the runner for a batch, and note the lines that do its parts."""
+        before, self._calls = sys.getprofile(), moves.calls
         sys.setprofile(self._profile)
         try:
-            return function(*args)
-        finally:
-            sys.setprofile(before)
+            try:
+                return function(*args)
+            finally:
+                sys.setprofile(before)
+        except BaseException as error:
+            self.failed(error, moves)
+            raise
 
     # ── around the runner
     # ──────────────────────────────────────────────────────────────────────────────────────
 
-    def launched(self, batch) -> tuple[Moves, list[bool]]:
-        """What a batch is about to do, and which of its requests get a token by it."""
-        self._calls = {}
-        ends = [
-            batch.positions[end - 1] + 1 >= len(self._known[request].token_ids)
-            for request, end in zip(batch.request_ids, batch.query_start_loc[1:])
-        ]
-        return Moves.of(batch), ends
+    def launched(self, batch: Batch) -> Moves:
+        """What a batch is about to do."""
+        self._in_flight.append(Moves.of(batch))
+        return self._in_flight[-1]
 
-    def finished(self, moves: Moves, ends: list[bool], tokens: list) -> None:
+    def finished(self, moves: Moves, results: list) -> None:
         """The runner has done it: report its parts, each with what the memory holds then."""
+        while self._in_flight.popleft() is not moves:  # nobody wanted the tokens of those before
+            pass
+        self._calls = moves.calls
         texts = self._texts(moves)
         moved = sorted({block for _, block in [*moves.copies, *moves.swap_in]})
         self._rows.move(moves)
@@ -227,34 +266,43 @@ class Recorder(Trace):
         wrong = self._rows.wrong_reads(moves, texts)
         self._runner_beat("READ", requests=moves.request_ids, lengths=moves.lengths,
                           tables=moves.tables, **({"wrong": wrong} if wrong else {}))
-        sampled = [[request, int(token)]
-                   for request, given, end in zip(moves.request_ids, tokens, ends) if end
-                   for token in (given if isinstance(given, (list, tuple)) else [given])]
+        sampled = [[request, token]
+                   for request, result, samples in zip(moves.request_ids, results, moves.samples)
+                   if samples for token in _tokens(result)]
         self._runner_beat("SAMPLE", tokens=sampled)
 
     def failed(self, error: BaseException, moves: Moves | None = None) -> None:
-        """Something raised: the run ends here, or starts over. With the moves of the batch that
+        """Something raised, and the engine starts over. With the moves of the batch that
         did it, the reads that it asked for are checked first."""
         if error is self._error:
             return
         self._error = error
-        if moves is not None:
-            texts = self._texts(moves)
-            self._rows.move(moves)
-            self._rows.write(moves, texts)
-            wrong = self._rows.wrong_reads(moves, texts)
-            if wrong:
-                self._runner_beat("READ", requests=moves.request_ids, lengths=moves.lengths,
-                                  tables=moves.tables, wrong=wrong)
-        self.emit("FAILED", error=f"{type(error).__name__}: {error}")
+        lost, wrong = list(self._in_flight), []
+        self._in_flight.clear()
+        for each in lost:
+            texts = self._texts(each)
+            self._rows.move(each)
+            self._rows.write(each, texts)
+            if each is moves:
+                wrong = self._rows.wrong_reads(each, texts)
+                break
+        if moves is not None and wrong:
+            self._runner_beat("READ", requests=moves.request_ids, lengths=moves.lengths,
+                              tables=moves.tables, wrong=wrong)
+        for slot in chain.from_iterable(each.slots for each in lost):  # written or not: who knows
+            self._rows.rows[slot] = self._slots[slot] = None
+        fields = {"error": f"{type(error).__name__}: {error}"}
+        super().emit("FAILED", **fields)
+        # The state is the last one seen: the engine may have started over already.
+        self.beats.append({
+            "step": self.step, "event": "FAILED", "fields": fields, "at": self._raised(error),
+            "set": None
+        })
 
     def _texts(self, moves: Moves) -> dict[str, tuple]:
         """The salt and the tokens of each request of a batch."""
         known = self._known
-        return {
-            name: (getattr(known[name], "salt", None), list(known[name].token_ids))
-            for name in moves.request_ids
-        }
+        return {name: (known[name].salt, list(known[name].token_ids)) for name in moves.request_ids}
 
     def _runner_beat(self, event: str, **fields) -> None:
         super().emit(event, **fields)
@@ -267,14 +315,15 @@ class Recorder(Trace):
         read = {} if self._fingerprints is None else self._fingerprints.read(slots)
         for slot in slots:
             row = rows[slot]
-            known = row is not None and slot not in later
-            self._slots[slot] = [row.token, read.get(slot)] if known else None
+            known = None if slot in later else row
+            self._slots[slot] = None if known is None else [known.token, read.get(slot)]
 
     # ── the recording
     # ──────────────────────────────────────────────────────────────────────────────────────
 
     def recording(self, title: str, line: str = "", slug: str = "run") -> dict:
         """All that was recorded, as plain data for `theatre` and `page`."""
+        assert self._engine is not None, "nothing is recorded without an engine"
         config, decode = self._engine.config, getattr(self._tokenizer, "decode", None)
         tokens = {token for r in self._known.values() for token in r.token_ids}
         tokens |= {
@@ -289,7 +338,7 @@ class Recorder(Trace):
                 "max_num_seqs": config.max_num_seqs, "preemption": config.preemption,
                 "prefix_cache": config.prefix_cache if config.enable_prefix_caching else "off",
                 "num_layers": self._num_layers, "beams": any(
-                    getattr(r, "beams", None) for r in self._known.values()),
+                    isinstance(r.params, BeamSearchParams) for r in self._known.values()),
                 "layer": self._fingerprints and self._fingerprints.layer
             }, "words": {
                 str(token): str(token) if decode is None else decode([token]) or f"<{token}>"
@@ -304,44 +353,44 @@ class Recorder(Trace):
 class _Watched:
     """A runner whose every batch the recorder sees."""
 
+    needs_lists = True  # the recorder reads the specification, whatever the runner reads
+
     def __init__(self, runner, recorder: Recorder):
         self._runner, self._recorder = runner, recorder
-        if hasattr(runner, "launch"):
-            self.launch, self.collect = self._launch, self._collect
 
     def __getattr__(self, name: str):
-        return getattr(self._runner, name)
+        return getattr(self._runner, name)  # runs_ahead, watch
 
-    def execute(self, batch) -> list:
+    def execute(self, batch: Batch) -> list:
         """As the runner's."""
-        moves, ends = self._recorder.launched(batch)
-        tokens = self._guarded(moves, self._runner.execute, batch)
-        self._recorder.finished(moves, ends, list(tokens))
-        return tokens
+        moves = self._recorder.launched(batch)
+        results = self._recorder.guarded(moves, self._runner.execute, batch)
+        self._recorder.finished(moves, results)
+        return results
 
-    def _launch(self, batch):
+    def launch(self, batch: Batch) -> tuple:
         """As the runner's; what it did is reported when it is collected."""
-        seen = self._recorder.launched(batch)
-        return seen, self._guarded(seen[0], self._runner.launch, batch)
+        moves = self._recorder.launched(batch)
+        return moves, self._recorder.guarded(moves, self._runner.launch, batch)
 
-    def _collect(self, handle) -> list:
+    def collect(self, handle: tuple) -> list:
         """As the runner's."""
-        (moves, ends), inner = handle
-        tokens = self._guarded(moves, self._runner.collect, inner)
-        self._recorder.finished(moves, ends, list(tokens))
-        return tokens
-
-    def _guarded(self, moves: Moves, function: Callable, *args):
-        try:
-            return self._recorder.profiled(function, *args)
-        except BaseException as error:
-            self._recorder.failed(error, moves)
-            raise
+        moves, inner = handle
+        results = self._recorder.guarded(moves, self._runner.collect, inner)
+        self._recorder.finished(moves, results)
+        return results
 
 
-def states(recording: dict):
+def _tokens(result) -> list[int]:
+    """The tokens in a runner's answer for one request."""
+    if isinstance(result, RowOutput):
+        result = result.token_ids
+    return list(map(int, result if isinstance(result, (list, tuple)) else [result]))
+
+
+def states(recording: dict) -> Iterator[dict]:
     """The state after each beat of a recording, in order."""
-    state = {}
+    state: dict = {}
     for beat in recording["beats"]:
         state = apply(state, beat["set"])
         yield state

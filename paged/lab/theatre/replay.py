@@ -17,7 +17,8 @@ class Replay:
     def __init__(self, recording: dict):
         self.beats, self.words = recording["beats"], recording["words"]
         self.sizes, self.block_size = recording["sizes"], recording["sizes"]["block_size"]
-        self.states, state = [], {"requests": {}, "queue": [], "names": {}, "running": []}
+        state: dict = {"requests": {}, "queue": [], "names": {}, "running": []}
+        self.states: list[dict] = []
         self.before = [state]
         for beat in self.beats:
             state = apply(state, beat["set"])

@@ -13,10 +13,12 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain
 
+from paged.batch import Batch, RowOutput
 from paged.config import EngineConfig
 from paged.engine import Engine
 from paged.lab.faults import faults, planted
 from paged.lab.theatre.recorder import Recorder
+from paged.request import RequestOutput
 from paged.sampling import BeamSearchParams, SamplingParams
 
 MOST_STEPS = 60  # a fault may keep an engine from ever ending
@@ -62,8 +64,7 @@ def _greedy(max_tokens: int) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
 
 
-_SIZES = dict(num_blocks=8, block_size=4, max_num_seqs=3, max_num_batched_tokens=16,
-              max_model_len=128)
+_SIZES = dict(num_blocks=8, block_size=4, max_num_seqs=3, max_num_batched_tokens=16)
 _CROWD = (Arrival(0, "A", "one two three four five six seven",
                   _greedy(6)), Arrival(0, "B", "The cat sat on the",
                                        _greedy(6)), Arrival(0, "C", "Spring, summer,", _greedy(4)))
@@ -145,7 +146,8 @@ def play(scene: Scene, model=None, fault: str | None = None) -> dict:
         fault: a name of `paged.lab.faults`, planted while the scene runs. The recording then says
             under "fault" what a user sees and should have seen.
     """
-    scene = replace(scene, **scene.faults.get(fault, {}))
+    if fault is not None:
+        scene = replace(scene, **scene.faults.get(fault, {}))
     recorder, outputs, error, broken = _run(scene, model, fault)
     recording = recorder.recording(scene.title, scene.line, scene.slug)
     recording["outputs"] = outputs
@@ -167,7 +169,7 @@ def _run(scene: Scene, model, fault: str | None) -> tuple[Recorder, dict, str | 
     recorder, error, broken = Recorder(), None, None
     with planted(fault) if fault is not None else nullcontext():
         engine = _engine(scene, model, recorder)
-        completions: dict[str, list] = {}
+        completions: dict[str, RequestOutput] = {}
         waiting = list(scene.arrivals)
         while waiting or engine.has_unfinished():
             while waiting and waiting[0].step <= recorder.step:
@@ -201,16 +203,17 @@ def _run(scene: Scene, model, fault: str | None) -> tuple[Recorder, dict, str | 
 
 
 def _engine(scene: Scene, model, recorder: Recorder) -> Engine:
+    sizes = dict(scene.sizes)
+    config = EngineConfig(**sizes, max_model_len=sizes["num_blocks"] * sizes["block_size"])
     if model is None:
-        config = EngineConfig(**scene.sizes)
         return recorder.engine(config, WordModel(), Words())
     from paged.llm import LLM
-    sizes = dict(scene.sizes)
     sizes.pop("num_host_blocks", None)
     llm = LLM(model, device="cpu", enforce_eager=True, use_tqdm=False, **sizes)
-    llm.runner.kv.data.zero_()  # what nobody wrote is the same in every run
-    return recorder.engine(EngineConfig(**scene.sizes), llm.runner, llm.tokenizer,
-                           eos_token_ids=llm.engine.eos_token_ids, vocab_size=llm.engine.vocab_size)
+    runner = llm.engine.runner
+    runner.kv.data.zero_()  # what nobody wrote is the same in every run
+    return recorder.engine(config, runner, llm.tokenizer, eos_token_ids=llm.engine.eos_token_ids,
+                           vocab_size=llm.engine.vocab_size)
 
 
 class Words:
@@ -240,15 +243,14 @@ class WordModel:
 
     NUM_WORDS = 40
 
-    def execute(self, batch) -> list[int]:
-        """One token a request."""
+    def execute(self, batch: Batch) -> list[RowOutput]:
+        """One token a request, with the chances of all words."""
         ends = batch.query_start_loc[1:]
         chances = [
             self._chances(batch.input_ids[end - 1], batch.positions[end - 1], name)
             for end, name in zip(ends, batch.request_ids)
         ]
-        batch.logprobs = chances
-        return [max(each, key=each.get) for each in chances]
+        return [RowOutput([max(each, key=lambda word: each[word])], [each]) for each in chances]
 
     def _chances(self, token: int, position: int, name: str) -> dict[int, float]:
         digest = hashlib.blake2b(f"{token} {position} {name}".encode(),

@@ -95,6 +95,8 @@ class _Teller(Replay):
         name, was, now = fields["request"], fields["before"], fields["after"]
         step = self.beats[index]["step"]
         request = after["requests"].get(name)
+        if was == now and name in before["requests"]:
+            return f"{name} was waiting, and waits still."
         if was == now:
             return (f"{name} arrives with {counted(request['prompt'], 'prompt token')} and waits. "
                     "The next step decides whether it is let in.")
@@ -316,7 +318,9 @@ class _Teller(Replay):
                                                                 + "." if parts else "Nobody runs.")
 
     def _failed(self, index, fields, before, after) -> str:
-        return f"The engine stops: {fields['error']}"
+        return (
+            "The step fails. Only the tokens that were returned are certain, so the engine starts "
+            f"over with an empty pool. {fields['error']}")
 
 
 def _key_beats(beats: list[dict]) -> list[int]:
