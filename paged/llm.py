@@ -112,8 +112,8 @@ class LLM:
         if max_num_batched_tokens is None:
             max_num_batched_tokens = 8192 if device.type == "cuda" else 2048
         # Checked before a model is loaded; the pool is sized after.
-        config = EngineConfig(num_blocks=1 if num_blocks is None else num_blocks, block_size=block_size,
-                              max_num_seqs=max_num_seqs,
+        config = EngineConfig(num_blocks=1 if num_blocks is None else num_blocks,
+                              block_size=block_size, max_num_seqs=max_num_seqs,
                               max_num_batched_tokens=max_num_batched_tokens,
                               max_model_len=1 if max_model_len is None else max_model_len,
                               enable_prefix_caching=enable_prefix_caching,
