@@ -289,11 +289,11 @@ def test_tenants_do_not_share():
 # ── abort, failure, interruption ──────────────────────────────────────────────────────────────────
 
 
-def crowd(runner_class=OracleRunner, **config) -> Engine:
+def crowd(runner_class=OracleRunner, tokenizer=None, **config) -> Engine:
     """A tight engine with a bit of everything: chunks, shared prefixes, completions, preemption."""
     config = EngineConfig(num_blocks=9, block_size=2, max_num_seqs=4, max_num_batched_tokens=6,
                           **config)
-    engine = Engine(config, runner_class(9, 2, 9))
+    engine = Engine(config, runner_class(9, 2, 9), tokenizer)
     add_crowd(engine)
     return engine
 
@@ -427,11 +427,12 @@ def test_interrupted_at_any_line_a_step_leaves_requests_that_go_on(kind):
     """And nothing is lost, nothing computed wrong, where the engine is not even reset."""
     interrupted, at = True, 1
     while interrupted:
-        engine = crowd(**kind)
+        engine = crowd(tokenizer=Letters(), **kind)
         outputs = [group.output for group in engine._groups.values()]
         interrupted = interrupt(engine, at)
         at += 11
         run(engine)
+        assert all(c.text == text_of(c.token_ids) for o in outputs for c in o.outputs)
         assert {o.request_id: [c.token_ids for c in o.outputs] for o in outputs} == WANTED
         assert all(output.finished for output in outputs)
 
