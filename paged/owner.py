@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -26,7 +27,7 @@ from typing import Any
 
 from paged.call import Call, Closed, News
 from paged.engine import Engine
-from paged.request import RequestOutput
+from paged.request import RequestMetrics, RequestOutput
 
 
 @contextmanager
@@ -104,9 +105,10 @@ class Owner:
                 return
             self._closed, thread = True, self._thread
             self._inbox.put(self._finish)
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
-        del self.engine, self._step
+        if thread is not threading.current_thread():  # else a finalizer: it still needs them
+            if thread is not None:
+                thread.join()
+            del self.engine, self._step
 
     # ── on the owner's thread ─────────────────────────────────────────────────────────────────────
 
@@ -139,6 +141,7 @@ class Owner:
         aborted = self.engine.abort(request_id, words)
         if request_id in self._watched:
             self._deliver(self._watched[request_id][2], error if aborted else None)
+        self._judge()
         return aborted
 
     def forget_prefixes(self) -> None:
@@ -169,19 +172,13 @@ class Owner:
                 self._deliver(output)
         except BaseException as error:
             self._suspect(error, [request.output for request in scheduler.running])
-        while self._suspects:
-            output, num_tokens = self._suspects[0]
-            if not output.finished and output.metrics.num_output_tokens == num_tokens:
-                break  # not yet known
-            del self._suspects[0]
-            self.forget_prefixes()  # and go on with the next one alone, or with all
+        self._judge()
         if self._watched and not self.engine.has_unfinished():
             self._deliver_all()
             self._drop_all(RuntimeError("the engine was reset while requests ran"))
 
     def _suspect(self, error: BaseException, running: list[RequestOutput]) -> None:
         """A step has failed: because of the request that ran alone, or of one that ran in it."""
-        self._deliver_all()
         if self._suspects:
             self.abort(self._suspects[0][0].request_id, error)
             return
@@ -191,6 +188,15 @@ class Owner:
         self._suspects = [(output, output.metrics.num_output_tokens) for output in outputs.values()]
         if self._suspects:
             self.forget_prefixes()
+
+    def _judge(self) -> None:
+        """Those who have run alone, and got a token or an end, are no suspects any more."""
+        while self._suspects:
+            output, num_tokens = self._suspects[0]
+            if not output.finished and output.metrics.num_output_tokens == num_tokens:
+                break  # not yet known
+            del self._suspects[0]
+            self.forget_prefixes()  # and go on with the next one alone, or with all
 
     def _deliver(self, output: RequestOutput, error: BaseException | None = None) -> None:
         if output.request_id not in self._watched:  # of someone who has the engine step himself
@@ -216,9 +222,15 @@ class Owner:
     def _drop_all(self, error: BaseException) -> None:
         self.engine.reset()
         self._suspects.clear()
+        waiting = list(self._watched.values())
+        for call in self._asking:  # a call that could not be added whole
+            for place in range(len(call.outputs), len(call.requests)):
+                nothing = RequestOutput("", call.requests[place].token_ids, [],
+                                        RequestMetrics(time.perf_counter()), finished=True)
+                waiting.append((call, place, nothing))
         self._asking.clear()
-        while self._watched:
-            _, (call, place, output) = self._watched.popitem()
+        self._watched.clear()
+        for call, place, output in waiting:
             call.num_left -= 1
             call.put(News(place, output, error))
 

@@ -299,7 +299,7 @@ def crowd(runner_class=OracleRunner, tokenizer=None, **config) -> Engine:
 
 
 def add_crowd(engine: Engine) -> None:
-    engine.add_request(prompt(9), SamplingParams(max_tokens=6), request_id="long")
+    engine.add_request(prompt(9), SamplingParams(max_tokens=6, logprobs=1), request_id="long")
     engine.add_request(prompt(3), SamplingParams(max_tokens=4, n=2), request_id="two")
     engine.add_request(prompt(8, 3), SamplingParams(max_tokens=5), request_id="late")
 
@@ -433,6 +433,9 @@ def test_interrupted_at_any_line_a_step_leaves_requests_that_go_on(kind):
         at += 11
         run(engine)
         assert all(c.text == text_of(c.token_ids) for o in outputs for c in o.outputs)
+        (long,) = outputs[0].outputs
+        of_tokens = [logprobs[t] for logprobs, t in zip(long.logprobs, long.token_ids, strict=True)]
+        assert long.cumulative_logprob == pytest.approx(sum(of_tokens))
         assert {o.request_id: [c.token_ids for c in o.outputs] for o in outputs} == WANTED
         assert all(output.finished for output in outputs)
 
