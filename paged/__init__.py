@@ -20,6 +20,7 @@ _EXPORTS = {
     "PagedKVCache": "kv_cache",
     "paged_attention": "attention",
     "LLM": "llm",
+    "AsyncLLM": "async_llm",
 }
 
 __all__ = list(_EXPORTS)

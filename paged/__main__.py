@@ -27,6 +27,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if argv[:1] == ["bench"] and argv[1:2] and argv[1] in BENCHMARKS:
             return importlib.import_module(f"paged.bench.{argv[1]}").main(argv[2:]) or 0
+        if not argv:
+            _parser().print_help()
+            return 0
         args = _parser().parse_args(argv)
         return args.run(args) or 0
     except KeyboardInterrupt:
@@ -161,6 +164,8 @@ def _generate(args) -> None:
     for output in llm.stream(prompt, params):
         print(output.outputs[0].new_text, end="", flush=True)
     print()
+    if output is not None and output.outputs[0].error:
+        raise ValueError(output.outputs[0].error)
     if args.stats and output is not None:
         from paged.metrics import request_summary
         print(f"{request_summary(output)}\nattention: {llm.runner.attention.name}", file=sys.stderr)

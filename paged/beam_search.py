@@ -193,6 +193,7 @@ class BeamSearch(Group):
         token_ids = [*beam.completion.token_ids, token]
         score = logprob / len(token_ids)**self.params.length_penalty
         completion = CompletionOutput(0, token_ids=token_ids, finish_reason=reason,
+                                      stop_reason=token if reason == "stop" else None,
                                       cumulative_logprob=logprob)
         self.hypotheses.append((score, completion))
         self.hypotheses.sort(key=lambda hypothesis: -hypothesis[0])

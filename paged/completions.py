@@ -88,7 +88,7 @@ class Completions(Group):
     def __init__(self, output: RequestOutput, params: SamplingParams, order: int, seed: int,
                  salt: str | None, stop_token_ids: frozenset[int], tokenizer=None):
         super().__init__(output, params)
-        self.stop_token_ids = stop_token_ids
+        self.stop_token_ids, self.tokenizer = stop_token_ids, tokenizer
         self._detokenizers: dict[Request, Detokenizer] = {}
         for number in range(params.n):
             completion = CompletionOutput(number)
@@ -108,15 +108,17 @@ class Completions(Group):
         if request.num_seats > 1:
             self._fork(request, scheduler)
         completion, metrics = request.completion, self.output.metrics
+        # What may fail comes first, and a token that has been entered stays: see `restart`.
+        text = self._text(request, token, len(completion.token_ids) + 1)
+        if completion.logprobs is not None and logprobs is not None:
+            completion.logprobs.append(logprobs)
+            completion.cumulative_logprob = (completion.cumulative_logprob or 0) + logprobs[token]
         completion.token_ids.append(token)
+        self._show(completion, text)
         metrics.num_output_tokens += 1
         metrics.longest_output = max(metrics.longest_output, len(completion.token_ids))
         if metrics.first_token_time is None:
             metrics.first_token_time = time.perf_counter()
-        if completion.logprobs is not None and logprobs is not None:
-            completion.logprobs.append(logprobs)
-        if self._detokenizers:
-            self._add_text(request, token)
         self._finish_if_complete(request, scheduler)
 
     def scheduled(self) -> list[Request]:
@@ -127,9 +129,25 @@ class Completions(Group):
         if self.live and not self.live[0].waits:
             for request in self.live:
                 request.num_seats = 1  # forked or not, each goes on by itself
+        for request in self.live:
+            self._derive(request)
         super().restart(scheduler)
         for request in list(self.live):  # some may have been on their way out
             self._finish_if_complete(request, scheduler)
+
+    def _derive(self, request: Request) -> None:
+        """Make again of a completion's tokens all that is made of them: the step may have failed
+        between the two."""
+        completion = request.completion
+        tokens, logprobs = completion.token_ids, completion.logprobs
+        self.output.metrics.num_output_tokens = sum(len(c.token_ids) for c in self.output.outputs)
+        if logprobs:
+            del logprobs[len(tokens):]
+            completion.cumulative_logprob = sum(map(dict.__getitem__, logprobs, tokens))
+        if request in self._detokenizers:
+            self._detokenizers[request] = Detokenizer(self.tokenizer, self.params.stop_strings)
+            completion.text = "".join(
+                self._text(request, token, number) for number, token in enumerate(tokens, 1))
 
     def finish(self, request: Request, reason: str, scheduler: Scheduler,
                error: str | None = None) -> None:
@@ -145,14 +163,17 @@ class Completions(Group):
                 child.num_seats = 1
                 scheduler.fork(parent, child)
 
-    def _add_text(self, request: Request, token: int) -> None:
-        """The text that this token makes certain; at the end, all that was held back."""
-        detokenizer, completion = self._detokenizers[request], request.completion
+    def _text(self, request: Request, token: int, number: int) -> str:
+        """The text that a completion's token of this number makes certain; at the end, all that
+        was held back."""
+        if not self._detokenizers:
+            return ""
+        detokenizer = self._detokenizers[request]
         stopped = token in self.stop_token_ids
         text = "" if stopped else detokenizer.push(token)
-        if stopped or len(completion.token_ids) == self.params.max_tokens:
+        if stopped or number == self.params.max_tokens:
             text += detokenizer.finish()
-        self._show(completion, text)
+        return text
 
     @staticmethod
     def _show(completion: CompletionOutput, text: str) -> None:
@@ -163,7 +184,9 @@ class Completions(Group):
         tokens, detokenizer = request.completion.token_ids, self._detokenizers.get(request)
         if not tokens:
             return
-        if tokens[-1] in self.stop_token_ids or detokenizer and detokenizer.matched is not None:
+        matched = detokenizer.matched if detokenizer else None
+        if tokens[-1] in self.stop_token_ids or matched is not None:
+            request.completion.stop_reason = tokens[-1] if matched is None else matched
             self.finish(request, "stop", scheduler)
         elif len(tokens) == self.params.max_tokens:
             self.finish(request, "length", scheduler)

@@ -63,6 +63,7 @@ class Engine:
         self.launch = runner.launch if self.runs_ahead else runner.execute
         self.collect = runner.collect if self.runs_ahead else lambda results: results
         self._num_added = 0
+        self._alone: str | None = None
         self._random = random.Random(config.seed)
         self._build()
 
@@ -123,7 +124,8 @@ class Engine:
         else:
             group = Completions(output, params, order, seed, salt, stop_token_ids, self.tokenizer)
         self._groups[request_id] = group
-        self.scheduler.add(group.live[0])  # the others fork from it later
+        if self._alone is None:
+            self.scheduler.add(group.live[0])  # the others fork from it later
         return request_id
 
     def check_request(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> list[int]:
@@ -150,13 +152,18 @@ class Engine:
         id."""
         return self._groups[request_id].output
 
-    def abort(self, request_id: str) -> bool:
-        """End a request at any moment and release its blocks; False if no unfinished request has
-        this id."""
+    def abort(self, request_id: str, error: str | None = None) -> bool:
+        """End a request at any moment and release its blocks, as "abort" or, with an error, as
+        "error"; False if no unfinished request has this id."""
         group = self._groups.pop(request_id, None)
-        if group is not None:
+        if group is None:
+            return False
+        if error is None:
             group.abort(self.scheduler)
-        return group is not None
+            return True
+        while group.live:
+            group.fail(group.live[0], error, self.scheduler)
+        return True
 
     def has_unfinished(self) -> bool:
         """Whether a step would do anything."""
@@ -190,7 +197,7 @@ class Engine:
                 handle, launched = self._in_flight.popleft()
                 self._update(launched, self.collect(handle), outputs)
         except BaseException:
-            self._start_over()
+            self.start_over()
             raise
         if not self._groups:  # a step run ahead for requests that have ended
             self._in_flight.clear()
@@ -265,6 +272,7 @@ class Engine:
         """Drop every request, whatever an interruption left behind; the prefix cache survives if it
         can."""
         self._in_flight.clear()
+        self._alone = None
         try:
             for request_id in list(self._groups):
                 self.abort(request_id)
@@ -273,25 +281,35 @@ class Engine:
         except Exception:  # caught in the middle of an update: start afresh
             self._build()
 
-    def _start_over(self) -> None:
-        """A step has failed, and only the tokens that were returned are certain: put every
-        unfinished request back to waiting, in an engine that is otherwise new."""
+    def start_over(self, alone: str | None = None) -> None:
+        """Put every unfinished request back to waiting, in an engine that is otherwise new: after a
+        failed step only the tokens that were returned are certain.
+
+        alone: the only request to be scheduled until the next `start_over`; None schedules all.
+        """
         groups = list(self._groups.values())
         num_preemptions = self.scheduler.num_preemptions
         self._build()
+        self._alone = alone
         self.scheduler.num_preemptions = num_preemptions
         for group in groups:
             self._groups[group.output.request_id] = group
             group.restart(self.scheduler)
             self._forget_if_ended(group)
+        self.scheduler.waiting = [
+            request for request in self.scheduler.waiting
+            if alone in (None, request.output.request_id)
+        ]
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless pool, tables, queues and counts agree; run between steps."""
         self.scheduler.check_integrity()
         scheduled = set(self.scheduler.waiting + self.scheduler.running)
-        for group in self._groups.values():
+        expected = 0
+        for name, group in self._groups.items():
             assert group.live, "a request without sequences never ends"
-            for request in group.scheduled():
-                assert request in scheduled, f"{request} is lost"
-        expected = sum(len(group.scheduled()) for group in self._groups.values())
+            if self._alone in (None, name):
+                expected += len(group.scheduled())
+                for request in group.scheduled():
+                    assert request in scheduled, f"{request} is lost"
         assert len(scheduled) == expected, "a finished request is still scheduled"

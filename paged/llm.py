@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import gc
-import operator
 import time
-from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+import weakref
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from numbers import Real
+from queue import SimpleQueue
+from typing import Any
 
 import torch
 from tqdm import tqdm
 
 from paged.attention import BACKENDS
+from paged.call import Call, Checked, News
+from paged.checks import refuses
 from paged.config import EngineConfig, Speedups
 from paged.device import enough_memory, use_device
 from paged.engine import Engine
 from paged.memory import GiB
 from paged.models.loader import Loaded, load
 from paged.models.loader.tokenizer import Tokenizer
+from paged.owner import Owner
+from paged.prompts import Prompt, is_conversation, one_params_a_prompt, read_prompt, split_prompts
 from paged.request import RequestOutput
 from paged.sampling import BeamSearchParams, SamplingParams
 from paged.startup import (
@@ -32,22 +37,17 @@ from paged.startup import (
 )
 from paged.trace import NO_TRACE, Trace
 
-Prompt = str | list[int] | list[dict[str, str]]
+LEFT_OUT = """
+    enable_lora max_loras max_lora_rank lora_modules quantization load_format trust_remote_code
+    pipeline_parallel_size data_parallel_size enable_expert_parallel distributed_executor_backend
+    speculative_config speculative_model num_speculative_tokens structured_outputs_config
+    guided_decoding_backend limit_mm_per_prompt mm_processor_kwargs scheduling_policy
+    cpu_offload_gb swap_space hf_overrides task runner_type"""
 
 
-@contextmanager
-def short_collections() -> Iterator[None]:
-    """Keep Python's garbage collector from walking all of PyTorch between two steps, which takes
-    milliseconds."""
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
+@refuses("LLM", LEFT_OUT)
 class LLM:
-    """A language model behind a paged engine.
+    """A language model behind a paged engine. Any number of threads may call it at once.
 
     Args:
         model: a Hugging Face directory or Hub id, a .gguf file, "default", or a Loaded model.
@@ -70,6 +70,8 @@ class LLM:
         seed: for requests that bring no seed of their own.
         kv_cache_dtype: of K and V in the cache, a name of `startup.KV_CACHE_DTYPES`; "auto" is the
             model's.
+        generation_config: "auto" samples as the checkpoint's generation_config.json says where a
+            call brings no sampling_params, "none" as SamplingParams() does.
         speedups: what makes the GPU fast, to be switched off for comparison.
         trace: receives every event.
         use_tqdm: show what start-up does as bars.
@@ -77,12 +79,18 @@ class LLM:
     Attributes:
         start_up: seconds of each phase of start-up.
         budget: what the card's memory goes to, where it was measured, or None.
+        tokenizer: the checkpoint's, or None.
+        default_sampling_params: of calls that bring none.
+        engine: the owner's; only for whoever makes no call meanwhile.
+        owner: runs the engine, see `paged.owner`.
 
     Raises ValueError, FileNotFoundError and MemoryError with a sentence that says what to do.
     """
 
     engine: Engine
+    owner: Owner
     tokenizer: Tokenizer | None
+    _finalizer: Any
     budget: MemoryBudget | None
     _step_needs: tuple[str, str, torch.device]
 
@@ -93,7 +101,8 @@ class LLM:
                  enable_prefix_caching: bool = True, prefix_cache: str = "hash",
                  attention_backend: str = "auto", enforce_eager: bool = False,
                  preemption: str = "recompute", seed: int = 0, kv_cache_dtype: str = "auto",
-                 speedups: Speedups = Speedups(), trace: Trace = NO_TRACE, use_tqdm: bool = True):
+                 generation_config: str = "auto", speedups: Speedups = Speedups(),
+                 trace: Trace = NO_TRACE, use_tqdm: bool = True):
         asked, device = device, use_device(device)
         if isinstance(model, Loaded):
             there = model.decoder.embedding.device
@@ -105,10 +114,11 @@ class LLM:
         if attention_backend not in ("auto", *BACKENDS):
             raise ValueError(
                 f"attention_backend is {attention_backend!r}: choose auto, {', '.join(BACKENDS)}")
+        if generation_config not in ("auto", "none"):
+            raise ValueError(f"generation_config is {generation_config!r}: choose auto or none")
         if not (isinstance(gpu_memory_utilization, Real) and 0 < gpu_memory_utilization <= 1):
-            raise ValueError(
-                f"gpu_memory_utilization is {gpu_memory_utilization!r}: it must be above 0, at "
-                f"most 1")
+            raise ValueError(f"gpu_memory_utilization is {gpu_memory_utilization!r}: it must be "
+                             f"above 0, at most 1")
         if max_num_batched_tokens is None:
             max_num_batched_tokens = 8192 if device.type == "cuda" else 2048
         # Checked before a model is loaded; the pool is sized after.
@@ -157,10 +167,20 @@ class LLM:
         self.engine = Engine(config, self.runner, loaded.tokenizer, loaded.eos_token_ids,
                              loaded.config.vocab_size, trace)
         pool = num_blocks * spec.block_bytes / GiB
-        self._step_needs = (
+        self.default_sampling_params = SamplingParams(
+            **(loaded.generation_defaults if generation_config == "auto" else {}))
+        needs = (
             f"a step of up to {max_num_batched_tokens} tokens beside a pool of {num_blocks} blocks "
             f"({pool:.2f} GiB)", "Lower num_blocks, gpu_memory_utilization, max_num_batched_tokens "
             "or max_num_seqs", device)
+        engine = self.engine
+
+        def step() -> list[RequestOutput]:
+            with enough_memory(*needs):
+                return engine.step()
+
+        self.owner = Owner(engine, step)
+        self._finalizer = weakref.finalize(self, self.owner.close)
 
     # ── generation ────────────────────────────────────────────────────────────────────────────────
 
@@ -170,40 +190,39 @@ class LLM:
         """Complete every prompt; returns one RequestOutput a prompt, in order.
 
         Args:
-            prompts: one prompt or several. A string is continued as it is, a list of token ids too;
-                a list of {"role", "content"} messages goes through the model's chat template.
-            sampling_params: one for all, or one a prompt.
+            prompts: one prompt or several. A string is continued as it is, a list of token ids (or
+                {"prompt_token_ids": ids}) too; a list of {"role", "content"} messages goes through
+                the model's chat template.
+            sampling_params: one for all, or one a prompt; None takes `default_sampling_params`.
             use_tqdm: show progress.
 
-        If one prompt is refused (ValueError), none is run. On an exception or Ctrl-C the engine is
-        left empty.
+        If one prompt is refused (ValueError), none is run. On an exception or Ctrl-C these requests
+        are aborted, and nobody else's. A request that fails says so (finish_reason "error", and
+        `error`) and the others go on; the exception of a step is raised where it ended all of them.
         """
-        ids = self._token_ids(prompts)
-        params = self._params(sampling_params, len(ids))
-        checked = [self.engine.check_request(*request) for request in zip(ids, params)]
-        bar = tqdm(total=len(ids), desc="Requests", disable=not use_tqdm, dynamic_ncols=True)
-        try:
-            request_ids = [
-                self.engine.add_checked_request(*request) for request in zip(checked, params)
-            ]
-            outputs = {request_id: self.engine.output(request_id) for request_id in request_ids}
-            running = set(request_ids)
-            num_tokens, start = 0, time.perf_counter()
-            with short_collections():
-                while running and self.engine.has_unfinished():
-                    for output in self._step():
-                        if output.finished and output.request_id in running:
-                            running.remove(output.request_id)
-                            num_tokens += output.metrics.num_output_tokens
-                            rate = num_tokens / (time.perf_counter() - start)
-                            bar.set_postfix_str(f"{num_tokens} tokens, {rate:.0f}/s", refresh=False)
-                            bar.update()
-            return list(outputs.values())
-        except BaseException:
-            self.engine.reset()
-            raise
-        finally:
-            bar.close()
+        return self._generate(self.check(prompts, sampling_params), use_tqdm)
+
+    def chat(self, messages: list[dict] | Sequence[list[dict]],
+             sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+             use_tqdm: bool = True, add_generation_prompt: bool | None = None,
+             continue_final_message: bool = False, chat_template_kwargs: dict | None = None,
+             tools: list[dict] | None = None) -> list[RequestOutput]:
+        """Answer a conversation, or several, through the model's chat template.
+
+        Args:
+            messages: [{"role": ..., "content": ...}, ...], or a list of such lists.
+            sampling_params, use_tqdm: as for `generate`.
+            add_generation_prompt: begin an answer; None does, unless the last message is continued.
+            continue_final_message: go on where the last message's content ends.
+            chat_template_kwargs: more variables for the template, as enable_thinking.
+            tools: what the model may call, as JSON schemas.
+
+        Refuses and fails as `generate` does.
+        """
+        options = dict(add_generation_prompt=add_generation_prompt, tools=tools,
+                       continue_final_message=continue_final_message,
+                       chat_template_kwargs=chat_template_kwargs)
+        return self._generate(self.check(messages, sampling_params, options), use_tqdm)
 
     def beam_search(self, prompts: Prompt | Sequence[Prompt], beam_width: int = 4,
                     max_tokens: int = 16, length_penalty: float = 1.0, ignore_eos: bool = False,
@@ -220,91 +239,90 @@ class LLM:
 
     def stream(self, prompt: Prompt,
                sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
-        """Complete one prompt, yielding a snapshot of its RequestOutput whenever tokens were added.
+        """Complete one prompt, yielding a snapshot of its RequestOutput whenever tokens were added,
+        and at its end.
 
-        `new_text` of each of its outputs is what came since the last time. Several streams may be
-        read in turn, and `generate` be called between. The request is refused (ValueError) here,
-        and starts with the first `next`; closing the iterator early aborts it.
+        `new_text` of each of its outputs is what came since the last time. The request is refused
+        (ValueError) here, and starts with the first `next`; closing the iterator early aborts it. A
+        step that fails because of it raises.
         """
-        (ids,) = self._token_ids([prompt])
-        (params,) = self._params(sampling_params, 1)
-        return self._stream(self.engine.check_request(ids, params), params)
+        (request,) = self.check([prompt], sampling_params)
+        return self._stream(request)
 
-    def _stream(self, prompt: list[int], params: SamplingParams) -> Iterator[RequestOutput]:
-        request_id = self.engine.add_checked_request(prompt, params)
-        output = self.engine.output(request_id)
-        num_tokens, shown = 0, {}  # shown: characters of each completion
+    def check(self, prompts, sampling_params=None, chat: dict | None = None) -> list[Checked]:
+        """Prompts of any form as requests that can be served; ValueError if one cannot.
+
+        chat: options of `tokenizer.chat`, for conversations only.
+        """
+        self.owner.check_open()
+        prompts = split_prompts(prompts)
+        params = one_params_a_prompt(
+            self.default_sampling_params if sampling_params is None else sampling_params,
+            len(prompts))
+        if chat is not None and not all(is_conversation(prompt) for prompt in prompts):
+            raise ValueError(f"messages is {prompts!r}: it must be a list of {{'role', 'content'}} "
+                             f"messages, or a list of such lists")
+        requests = []
+        for prompt, param in zip(prompts, params):
+            text, ids = read_prompt(prompt, self.tokenizer, **chat or {})
+            requests.append(Checked(text, self.engine.check_request(ids, param), param))
+        return requests
+
+    def _generate(self, requests: list[Checked], use_tqdm: bool) -> list[RequestOutput]:
+        box: SimpleQueue[News] = SimpleQueue()
+        call, ended = Call(self.owner, requests, box.put), []
+        bar = tqdm(total=len(requests), desc="Requests", disable=not use_tqdm, dynamic_ncols=True)
         try:
-            while True:
-                if output.metrics.num_output_tokens > num_tokens:
-                    num_tokens = output.metrics.num_output_tokens
-                    now = output.snapshot()
-                    for completion in now.outputs:
-                        completion.new_text = completion.text[shown.get(completion.index, 0):]
-                        shown[completion.index] = len(completion.text)
-                    yield now
-                elif output.finished or not self.engine.has_unfinished():
-                    return
-                else:
-                    self._step()
-        except Exception:
-            self.engine.reset()
-            raise
+            call.start()
+            num_tokens, start = 0, time.perf_counter()
+            for _ in requests:
+                ended.append(box.get())
+                num_tokens += ended[-1].output.metrics.num_output_tokens
+                rate = num_tokens / (time.perf_counter() - start)
+                bar.set_postfix_str(f"{num_tokens} tokens, {rate:.0f}/s", refresh=False)
+                bar.update()
+            return call.outputs_of(ended)
         finally:
-            self.engine.abort(request_id)
+            call.close()
+            bar.close()
 
-    def _step(self) -> list[RequestOutput]:
-        """A step of the engine; raises MemoryError, with the numbers, when memory runs out in
-        it."""
-        with enough_memory(*self._step_needs):
-            return self.engine.step()
-
-    def _token_ids(self, prompts) -> list[list[int]]:
-        """Prompts of any form as token ids."""
-        if isinstance(prompts, str):
-            prompts = [prompts]
+    def _stream(self, request: Checked) -> Iterator[RequestOutput]:
+        box: SimpleQueue[News] = SimpleQueue()
+        call = Call(self.owner, [request], box.put, partial=True)
         try:
-            if isinstance(prompts, (Mapping, Set)):  # one message, or prompts in no order
-                raise TypeError
-            prompts = prompts if isinstance(prompts, Sequence) else list(
-                prompts)  # arrays, generators
-            first = prompts[0] if len(prompts) else None
-        except TypeError:
-            raise ValueError(
-                f"prompts is {prompts!r}: it must be a prompt or a list of prompts") from None
-        one = isinstance(first,
-                         dict) or hasattr(first, "__index__") and not getattr(first, "shape", ())
-        return [self._prompt_ids(prompt) for prompt in ([prompts] if one else prompts)]
+            call.start()
+            while True:
+                news = box.get()
+                yield call.next_output(news)
+                if news.output.finished:
+                    return
+                call.ask()
+        finally:
+            call.close()
 
-    def _prompt_ids(self, prompt) -> list[int]:
-        if isinstance(prompt, str):
-            encode = "encode"
-        elif isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], dict):
-            encode = "chat"
-        else:
-            try:
-                if isinstance(prompt, (bytes, Mapping, Set)):
-                    raise TypeError
-                return [operator.index(token) for token in prompt]
-            except TypeError:
-                raise ValueError(
-                    f"the prompt {prompt!r} is neither a string, nor a list of token ids, nor a "
-                    f"list of {{'role', 'content'}} messages") from None
-        if self.tokenizer is None:
-            raise ValueError(
-                "this model came without a tokenizer: give prompts as lists of token ids")
-        return getattr(self.tokenizer, encode)(prompt)
+    # ── beside it ─────────────────────────────────────────────────────────────────────────────────
 
-    @staticmethod
-    def _params(sampling_params, num_prompts: int) -> list[SamplingParams]:
-        if sampling_params is None or isinstance(sampling_params, SamplingParams):
-            return [sampling_params or SamplingParams()] * num_prompts
-        if not isinstance(sampling_params, Sequence) or isinstance(sampling_params, str):
-            raise ValueError(
-                f"sampling_params is {sampling_params!r}: it must be a SamplingParams, or a list "
-                f"of them")
-        if len(sampling_params) != num_prompts:
-            raise ValueError(
-                f"{len(sampling_params)} sampling_params for {num_prompts} prompts: give one, or "
-                f"one a prompt")
-        return list(sampling_params)
+    def abort(self, request_id: str) -> bool:
+        """End a request, from any thread; its caller gets what there is, with finish_reason
+        "abort". False if no unfinished request has this id."""
+        return self.owner.do(self.owner.abort, request_id)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes; requests that run are computed again."""
+        self.owner.do(self.owner.forget_prefixes)
+
+    def close(self) -> None:
+        """Abort what runs, and give the memory back. Calls are refused from here on; `with` does
+        this at its end."""
+        self._finalizer()
+        for name in ("engine", "runner"):
+            self.__dict__.pop(name, None)
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.close()

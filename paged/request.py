@@ -34,9 +34,11 @@ class CompletionOutput:
         new_text: the part of it that the last step added.
         token_ids: the generated tokens, the one that ended the request included.
         finish_reason: "stop", "length", "abort", "error", or None while it goes on.
+        stop_reason: the token id or the string that ended it, for "stop".
         error: what went wrong, for "error"; the text and tokens before it are good.
         logprobs: one dict {token id: log-probability} a generated token, if asked for.
-        cumulative_logprob: of the whole completion, from beam search.
+        cumulative_logprob: of all its tokens, if log-probabilities were asked for, and from beam
+            search.
     """
 
     index: int
@@ -44,6 +46,7 @@ class CompletionOutput:
     new_text: str = ""
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
+    stop_reason: int | str | None = None
     error: str | None = None
     logprobs: list[dict[int, float]] | None = None
     cumulative_logprob: float | None = None
@@ -90,6 +93,8 @@ class RequestOutput:
     copy.
 
     Attributes:
+        prompt: the text of the prompt, a conversation's as its template renders it; None where
+            token ids were given.
         outputs: one CompletionOutput a completion (SamplingParams.n).
         finished: every completion has ended.
         num_cached_tokens: prompt tokens found in the prefix cache when the request was first
@@ -102,6 +107,7 @@ class RequestOutput:
     metrics: RequestMetrics
     finished: bool = False
     num_cached_tokens: int = 0
+    prompt: str | None = None
 
     def snapshot(self) -> RequestOutput:
         """A copy that stays as it is while the request goes on."""

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from numbers import Real
 
-from paged.checks import whole_number
+from paged.checks import refuses, whole_number
 
 # Where a runner keeps what a seat asks for: columns of its numbers, and of its integers.
 TEMPERATURE, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY = range(6)
@@ -16,7 +16,14 @@ SEED, TOP_K, PROMPT = range(3)
 IN_PROMPT = 1 << 14
 """Added to a token's count of appearances in the output, where it is in the prompt too."""
 
+LEFT_OUT = """
+    min_tokens logit_bias bad_words allowed_token_ids include_stop_str_in_output
+    skip_special_tokens spaces_between_special_tokens detokenize prompt_logprobs
+    truncate_prompt_tokens best_of use_beam_search length_penalty early_stopping guided_decoding
+    structured_outputs response_format logits_processors priority"""
 
+
+@refuses("SamplingParams", LEFT_OUT)
 @dataclass(frozen=True)
 class SamplingParams:
     """What a request asks of the sampler.

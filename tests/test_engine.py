@@ -289,17 +289,17 @@ def test_tenants_do_not_share():
 # ── abort, failure, interruption ──────────────────────────────────────────────────────────────────
 
 
-def crowd(runner_class=OracleRunner, **config) -> Engine:
+def crowd(runner_class=OracleRunner, tokenizer=None, **config) -> Engine:
     """A tight engine with a bit of everything: chunks, shared prefixes, completions, preemption."""
     config = EngineConfig(num_blocks=9, block_size=2, max_num_seqs=4, max_num_batched_tokens=6,
                           **config)
-    engine = Engine(config, runner_class(9, 2, 9))
+    engine = Engine(config, runner_class(9, 2, 9), tokenizer)
     add_crowd(engine)
     return engine
 
 
 def add_crowd(engine: Engine) -> None:
-    engine.add_request(prompt(9), SamplingParams(max_tokens=6), request_id="long")
+    engine.add_request(prompt(9), SamplingParams(max_tokens=6, logprobs=1), request_id="long")
     engine.add_request(prompt(3), SamplingParams(max_tokens=4, n=2), request_id="two")
     engine.add_request(prompt(8, 3), SamplingParams(max_tokens=5), request_id="late")
 
@@ -427,11 +427,15 @@ def test_interrupted_at_any_line_a_step_leaves_requests_that_go_on(kind):
     """And nothing is lost, nothing computed wrong, where the engine is not even reset."""
     interrupted, at = True, 1
     while interrupted:
-        engine = crowd(**kind)
+        engine = crowd(tokenizer=Letters(), **kind)
         outputs = [group.output for group in engine._groups.values()]
         interrupted = interrupt(engine, at)
         at += 11
         run(engine)
+        assert all(c.text == text_of(c.token_ids) for o in outputs for c in o.outputs)
+        (long,) = outputs[0].outputs
+        of_tokens = [logprobs[t] for logprobs, t in zip(long.logprobs, long.token_ids, strict=True)]
+        assert long.cumulative_logprob == pytest.approx(sum(of_tokens))
         assert {o.request_id: [c.token_ids for c in o.outputs] for o in outputs} == WANTED
         assert all(output.finished for output in outputs)
 

@@ -4,6 +4,13 @@ model.
 Protects the interface that notebooks and users call. The default model itself is at the end.
 """
 
+import gc
+import signal
+import threading
+import weakref
+from dataclasses import fields, replace
+from inspect import signature
+
 import pytest
 import torch
 
@@ -24,8 +31,19 @@ class Letters:
     def token_bytes(self, token):
         return bytes([97 + token % 26])
 
-    def chat(self, messages):
-        return self.encode("".join(message["role"][0] + message["content"] for message in messages))
+    def chat(self, messages, **options):
+        return self.encode(self.render(messages, **options))
+
+    def render(self, messages, add_generation_prompt=None, continue_final_message=False, tools=None,
+               chat_template_kwargs=None):
+        text = "".join(message["role"][0] + message["content"] for message in messages)
+        if tools:
+            text = f"t{len(tools)}" + text
+        for name, value in (chat_template_kwargs or {}).items():
+            text += name + value
+        if add_generation_prompt is None:
+            add_generation_prompt = not continue_final_message
+        return text + "a" * add_generation_prompt
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +64,13 @@ def test_prompts_of_every_form(llm):
     assert by_text[0].outputs[0].text in (text, text[:-1])  # the end-of-sequence token is no text
     chat = [{"role": "user", "content": "abc"}]
     one, two = llm.generate(chat, GREEDY, use_tqdm=False), llm.generate(
-        [chat, "uabc", [20, 0, 1, 2]], GREEDY, use_tqdm=False)
+        [chat, "uabca", [20, 0, 1, 2, 0], {"prompt_token_ids": [20, 0, 1, 2, 0]}], GREEDY,
+        use_tqdm=False)
     assert len({tuple(output.outputs[0].token_ids) for output in one + two}) == 1
-    assert [output.prompt_token_ids for output in two] == [[20, 0, 1, 2]] * 3
+    assert [output.prompt_token_ids for output in two] == [[20, 0, 1, 2, 0]] * 4
+    assert [output.prompt for output in two] == ["uabca", "uabca", None, None]
+    (alone,) = llm.generate({"prompt_token_ids": [20, 0, 1, 2, 0]}, GREEDY, use_tqdm=False)
+    assert alone.prompt_token_ids == [20, 0, 1, 2, 0]
     assert llm.generate([], GREEDY, use_tqdm=False) == []
 
 
@@ -169,23 +191,46 @@ def test_given_weights_stay_where_they_are(loaded):
         LLM(loaded, device="cpu", num_blocks=8)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_an_interruption_leaves_the_engine_empty_and_usable(llm, error, monkeypatch):
+@pytest.mark.parametrize("failed_step", range(1, 6))
+def test_a_step_that_fails_once_costs_time_and_nothing_else(llm, failed_step, monkeypatch):
+    params = replace(GREEDY, logprobs=2, n=2, temperature=1, seed=1)
+    want = llm.generate(["abc", "xyz"], params, use_tqdm=False)
+    steps = iter(range(1, 100))
+    update = llm.runner.seats.update
+
+    def fails_once(batch):
+        if next(steps) == failed_step:
+            raise RuntimeError("device lost")
+        return update(batch)
+
+    monkeypatch.setattr(llm.runner.seats, "update", fails_once)
+    got = llm.generate(["abc", "xyz"], params, use_tqdm=False)
+    assert next(steps) > failed_step
+    for one, two in zip(got, want):
+        for mine, theirs in zip(one.outputs, two.outputs):
+            assert (mine.token_ids, mine.text) == (theirs.token_ids, theirs.text)
+            assert mine.cumulative_logprob == pytest.approx(theirs.cumulative_logprob, abs=1e-4)
+            assert len(mine.logprobs) == len(mine.token_ids)
+        assert one.metrics.num_output_tokens == two.metrics.num_output_tokens
+
+
+def test_ctrl_c_leaves_the_engine_empty_and_usable(llm, monkeypatch):
     want = llm.generate(["abc", "xyz"], GREEDY, use_tqdm=False)
-    calls = []
+    steps = []
     update = llm.runner.seats.update
 
     def interrupted(batch):
-        calls.append(batch)
-        if len(calls) == 3:
-            raise error
+        steps.append(batch)
+        if len(steps) == 3:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         return update(batch)
 
     monkeypatch.setattr(llm.runner.seats, "update", interrupted)
-    with pytest.raises(error):
-        llm.generate(["abc", "xyz"], GREEDY, use_tqdm=False)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate("abc", SamplingParams(max_tokens=200, ignore_eos=True), use_tqdm=False)
     monkeypatch.undo()
-    assert not llm.engine.has_unfinished() and llm.engine.block_pool.num_free() == 64
+    assert len(
+        steps) < 199 and not llm.engine.has_unfinished() and llm.engine.block_pool.num_free() == 64
     got = llm.generate(["abc", "xyz"], GREEDY, use_tqdm=False)
     assert [o.outputs[0].token_ids for o in got] == [o.outputs[0].token_ids for o in want]
 
@@ -199,6 +244,127 @@ def test_stop_strings_and_eos(llm):
         use_tqdm=False)
     assert output.outputs[0].text == text[:text.index(stop)]
     assert output.outputs[0].finish_reason == "stop"
+    assert output.outputs[0].stop_reason == stop
+
+
+def test_what_ended_it(llm):
+    (whole,) = llm.generate("hello", SamplingParams(temperature=0, max_tokens=9, ignore_eos=True),
+                            use_tqdm=False)
+    assert whole.outputs[0].stop_reason is None
+    end = whole.outputs[0].token_ids[4]
+    params = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True, stop_token_ids=[end])
+    (output,) = llm.generate("hello", params, use_tqdm=False)
+    assert (output.outputs[0].finish_reason, output.outputs[0].stop_reason) == ("stop", end)
+
+
+def test_log_probabilities_add_up(llm):
+    for params in (SamplingParams(logprobs=0, seed=3, n=2), SamplingParams(
+            temperature=0, logprobs=2)):
+        (output,) = llm.generate("hello", params, use_tqdm=False)
+        for completion in output.outputs:
+            chosen = zip(completion.logprobs, completion.token_ids, strict=True)
+            assert completion.cumulative_logprob == sum(of[token] for of, token in chosen) < 0
+    (output,) = llm.generate("hello", GREEDY, use_tqdm=False)
+    assert output.outputs[0].cumulative_logprob is None
+
+
+# ── what users expect ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_chat(llm):
+    question = [{"role": "user", "content": "abc"}]
+    half = [*question, {"role": "assistant", "content": "sure"}]
+    for messages, options, prompt in [(question, {}, "uabca"),
+                                      (half, dict(continue_final_message=True), "uabcasure"),
+                                      (question, dict(add_generation_prompt=False), "uabc"),
+                                      (question,
+                                       dict(chat_template_kwargs={"think": "no"}), "uabcthinknoa"),
+                                      (question, dict(tools=[{}, {}]), "t2uabca")]:
+        (output,) = llm.chat(messages, GREEDY, use_tqdm=False, **options)
+        (want,) = llm.generate(prompt, GREEDY, use_tqdm=False)
+        assert output.prompt == prompt
+        assert output.outputs[0].token_ids == want.outputs[0].token_ids
+    outputs = llm.chat([question, half], GREEDY, use_tqdm=False)
+    assert [output.prompt for output in outputs] == ["uabca", "uabcasurea"]
+    for wrong in ("abc", ["abc"], [0, 1], [question, "abc"]):
+        with pytest.raises(ValueError, match="messages is "):
+            llm.chat(wrong, GREEDY, use_tqdm=False)
+
+
+def test_the_checkpoint_says_how_it_samples_unless_it_is_told_not_to(loaded):
+    loaded = replace(loaded, generation_defaults={"temperature": 0.6, "top_k": 20})
+    small = dict(device="cpu", block_size=4, num_blocks=32)
+    by_default = LLM(loaded, **small)
+    assert by_default.default_sampling_params == SamplingParams(temperature=0.6, top_k=20)
+    assert LLM(loaded, generation_config="none",
+               **small).default_sampling_params == (SamplingParams())
+    seen, add = [], by_default.engine.add_checked_request
+    by_default.engine.add_checked_request = lambda ids, params: seen.append(params) or add(
+        ids, params)
+    by_default.generate("abc", use_tqdm=False)
+    assert list(by_default.stream("abc"))[-1].finished
+    by_default.generate("abc", GREEDY, use_tqdm=False)
+    assert seen == [by_default.default_sampling_params] * 2 + [GREEDY]
+    with pytest.raises(ValueError, match="generation_config is 'vllm': choose auto or none"):
+        LLM(loaded, generation_config="vllm", **small)
+
+
+def test_abort_from_a_stream_keeps_what_there_is(llm):
+    stream = llm.stream("abc", SamplingParams(temperature=0, max_tokens=50, ignore_eos=True))
+    first = next(stream)
+    assert llm.abort(first.request_id) is True and llm.abort(first.request_id) is False
+    (last,) = stream
+    assert last.finished and last.outputs[0].finish_reason == "abort"
+    assert last.outputs[0].token_ids and not first.finished
+    assert llm.engine.block_pool.num_free() == 64
+
+
+def test_reset_prefix_cache(llm):
+    prompts = ["abcdefghij"]
+    assert llm.generate(prompts, GREEDY, use_tqdm=False)[0].num_cached_tokens == 0
+    assert llm.generate(prompts, GREEDY, use_tqdm=False)[0].num_cached_tokens == 8
+    stream = llm.stream("hello", replace(GREEDY, max_tokens=9, ignore_eos=True))
+    next(stream)
+    llm.reset_prefix_cache()
+    assert llm.generate(prompts, GREEDY, use_tqdm=False)[0].num_cached_tokens == 0
+    (whole,) = llm.generate("hello", replace(GREEDY, max_tokens=9, ignore_eos=True), use_tqdm=False)
+    assert list(stream)[-1].outputs[0].token_ids == whole.outputs[0].token_ids
+
+
+def test_close(loaded):
+    threads = set(threading.enumerate())
+    with LLM(loaded, device="cpu", block_size=4, num_blocks=32) as llm:
+        stream = llm.stream("abc", SamplingParams(max_tokens=50, ignore_eos=True))
+        next(stream)
+        runner = weakref.ref(llm.runner)
+    assert next(stream).outputs[0].finish_reason == "abort"
+    assert runner() is None and not set(threading.enumerate()) - threads
+    llm.close()
+    for use in (lambda: llm.generate("a"), lambda: llm.stream("a"), lambda: llm.abort("0"),
+                llm.reset_prefix_cache):
+        with pytest.raises(ValueError, match="this LLM has been closed"):
+            use()
+
+
+def test_an_llm_that_is_forgotten_takes_its_thread_and_its_pool_along(loaded):
+    threads = set(threading.enumerate())
+    llm = LLM(loaded, device="cpu", block_size=4, num_blocks=32)
+    llm.generate("abc", GREEDY, use_tqdm=False)
+    assert set(threading.enumerate()) - threads
+    runner = weakref.ref(llm.runner)
+    del llm
+    gc.collect()
+    assert runner() is None and not set(threading.enumerate()) - threads
+
+
+def test_what_is_left_out_is_refused_by_name(loaded):
+    from paged import llm, sampling
+    assert not set(llm.LEFT_OUT.split()) & set(signature(LLM).parameters)
+    assert not set(sampling.LEFT_OUT.split()) & {field.name for field in fields(SamplingParams)}
+    for make in (lambda: LLM(loaded, device="cpu", quantization="awq"),
+                 lambda: SamplingParams(structured_outputs={})):
+        with pytest.raises(ValueError, match="(quantization|structured_outputs) is left out of"):
+            make()
 
 
 def test_sizes_are_checked_before_anything_is_loaded(monkeypatch):

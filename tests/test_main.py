@@ -137,8 +137,21 @@ def test_ctrl_c(tiny, capsys, monkeypatch):
     assert "Traceback" not in capsys.readouterr().err
 
 
+def test_nothing_is_a_question_for_help(capsys):
+    assert main([]) == 0
+    assert "generate" in capsys.readouterr().out
+
+
+def test_a_request_that_fails_is_a_sentence(tiny, capsys, monkeypatch):
+    from paged.batch import RowOutput
+    monkeypatch.setattr("paged.runner.ModelRunner.execute",
+                        lambda self, batch: [RowOutput(error="the logits hold NaN")])
+    assert main(["generate", "hello", "--raw", "--max-tokens", "5", "--quiet"]) == 2
+    assert capsys.readouterr().err == "paged: the logits hold NaN\n"
+
+
 def test_help_and_unknown_arguments():
-    for argv in (["--help"], ["generate", "--help"], ["bench", "--help"], ["models", "--help"]):
+    for argv in ([], ["--help"], ["generate", "--help"], ["bench", "--help"], ["models", "--help"]):
         assert subprocess.run([sys.executable, "-m", "paged", *argv],
                               capture_output=True).returncode == 0
     done = subprocess.run([sys.executable, "-m", "paged", "generate", "hi", "--modle", "x"],

@@ -27,10 +27,11 @@ from paged.checks import whole_number
 from paged.config import Speedups
 from paged.device import use_device
 from paged.engine import Engine
-from paged.llm import LLM, short_collections
+from paged.llm import LLM
 from paged.models.config import ModelConfig
 from paged.models.decoder import Decoder
 from paged.models.loader import Loaded, room_for_weights
+from paged.owner import short_collections
 from paged.sampling import SamplingParams
 
 VOCABULARY = 10_000  # token ids that prompts are drawn from

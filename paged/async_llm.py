@@ -1,0 +1,92 @@
+"""`LLM` for asyncio: the same engine under the same owner; what waits is a coroutine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from paged.call import Call, Checked, News
+from paged.llm import LLM
+from paged.prompts import Prompt
+from paged.request import RequestOutput
+from paged.sampling import SamplingParams
+
+
+class AsyncLLM:
+    """A language model whose calls are awaited, from any number of tasks and event loops.
+
+    Takes what `LLM` takes. A task that is cancelled aborts its own requests.
+
+    Attributes:
+        llm: the LLM behind it, which threads may call meanwhile.
+    """
+
+    def __init__(self, *args, **kwargs):
+        self.llm = LLM(*args, **kwargs)
+
+    async def generate(
+        self, prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[RequestOutput]:
+        """`LLM.generate`."""
+        return await self._generate(self.llm.check(prompts, sampling_params))
+
+    async def chat(self, messages: list[dict] | Sequence[list[dict]],
+                   sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+                   **options) -> list[RequestOutput]:
+        """`LLM.chat`; the options are those of `tokenizer.chat`."""
+        return await self._generate(self.llm.check(messages, sampling_params, options))
+
+    def stream(self, prompt: Prompt,
+               sampling_params: SamplingParams | None = None) -> AsyncIterator[RequestOutput]:
+        """`LLM.stream`, for `async for`."""
+        (request,) = self.llm.check([prompt], sampling_params)
+        return self._stream(request)
+
+    async def abort(self, request_id: str) -> bool:
+        """`LLM.abort`."""
+        return await asyncio.to_thread(self.llm.abort, request_id)
+
+    async def close(self) -> None:
+        """`LLM.close`."""
+        await asyncio.to_thread(self.llm.close)
+
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(self, *exception) -> None:
+        await self.close()
+
+    async def _generate(self, requests: list[Checked]) -> list[RequestOutput]:
+        call, box = self._call(requests)
+        try:
+            call.start()
+            return call.outputs_of([await box.get() for _ in requests])
+        finally:
+            call.close(wait=False)
+
+    async def _stream(self, request: Checked) -> AsyncIterator[RequestOutput]:
+        call, box = self._call([request], partial=True)
+        try:
+            call.start()
+            while True:
+                news = await box.get()
+                yield call.next_output(news)
+                if news.output.finished:
+                    return
+                call.ask()
+        finally:
+            call.close(wait=False)
+
+    def _call(self, requests: list[Checked],
+              partial: bool = False) -> tuple[Call, asyncio.Queue[News]]:
+        """A call, and the box in which its loop finds its news."""
+        loop, box = asyncio.get_running_loop(), asyncio.Queue[News]()
+
+        def put(news: News) -> None:
+            try:
+                loop.call_soon_threadsafe(box.put_nowait, news)
+            except RuntimeError:  # the loop has been closed: nobody waits any more
+                pass
+
+        return Call(self.llm.owner, requests, put, partial), box
