@@ -90,6 +90,7 @@ class LLM:
     engine: Engine
     owner: Owner
     tokenizer: Tokenizer | None
+    default_sampling_params: SamplingParams
     _finalizer: Any
     budget: MemoryBudget | None
     _step_needs: tuple[str, str, torch.device]
