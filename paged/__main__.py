@@ -125,6 +125,9 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--enforce-eager", action="store_true", help="no CUDA graphs")
     parser.add_argument("--preemption", choices=("recompute", "swap"), default="recompute",
                         help="what happens to a request that must give way (%(default)s)")
+    parser.add_argument("--kv-cache-dtype", default="auto", metavar="DTYPE",
+                        help="of K and V in the cache: float32, bfloat16, float16, or auto, the "
+                        "model's (%(default)s)")
     parser.add_argument("--quiet", action="store_true",
                         help="no progress bars, and no times of start-up")
 
@@ -138,7 +141,7 @@ def _load(args, trace=None):
     from paged.llm import LLM
     names = ("device", "dtype", "block_size", "num_blocks", "gpu_memory_utilization",
              "max_model_len", "max_num_seqs", "max_num_batched_tokens", "attention_backend",
-             "enforce_eager", "preemption")
+             "enforce_eager", "preemption", "kv_cache_dtype")
     llm = LLM(args.model, **{name: getattr(args, name)
                              for name in names}, trace=trace or NO_TRACE, use_tqdm=not args.quiet)
     if not args.quiet:
