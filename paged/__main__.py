@@ -125,9 +125,10 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--enforce-eager", action="store_true", help="no CUDA graphs")
     parser.add_argument("--preemption", choices=("recompute", "swap"), default="recompute",
                         help="what happens to a request that must give way (%(default)s)")
-    parser.add_argument("--kv-cache-dtype", default="auto", metavar="DTYPE",
-                        help="of K and V in the cache: float32, bfloat16, float16, or auto, the "
-                        "model's (%(default)s)")
+    parser.add_argument(
+        "--kv-cache-dtype", default="auto", metavar="DTYPE",
+        help="of K and V in the cache: float32, bfloat16, float16, or auto, the "
+        "model's (%(default)s)")
     parser.add_argument("--quiet", action="store_true",
                         help="no progress bars, and no times of start-up")
 
