@@ -75,15 +75,14 @@ def with_other_first_tokens(prompts: list[list[int]], shift: int) -> list[list[i
 
 
 def tokens_per_second(llm: LLM, prompts, params, runs: int = 2, first: int = 0) -> list[float]:
-    """Output tokens a second of each run, after one warm-up run; every run begins its prompts
-    differently, the first with a shift by `first`."""
+    """Output tokens a second of each run after a warm-up; each shifts its prompts, from `first` on."""
     rates = []
     for run in range(first, first + runs + 1):
         fresh = with_other_first_tokens(prompts, run)
         start = time.perf_counter()
         outputs = llm.generate(fresh, params, use_tqdm=False)
-        seconds = time.perf_counter() - start
-        rates.append(sum(len(output.outputs[0].token_ids) for output in outputs) / seconds)
+        num_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
+        rates.append(num_tokens / (time.perf_counter() - start))
     return rates[1:]
 
 
