@@ -75,7 +75,7 @@ def with_other_first_tokens(prompts: list[list[int]], shift: int) -> list[list[i
 
 
 def tokens_per_second(llm: LLM, prompts, params, runs: int = 2, first: int = 0) -> list[float]:
-    """Output tokens a second of each run after a warm-up; each shifts the prompts, by `first` up."""
+    """Output tokens a second of each run after a warm-up; each shifts the prompts, from `first`."""
     rates = []
     for run in range(first, first + runs + 1):
         fresh = with_other_first_tokens(prompts, run)
