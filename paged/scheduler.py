@@ -171,7 +171,9 @@ class Scheduler:
         too few."""
         hits: list[int] = []
         if self.prefix_cache is not None:
-            hits, request.prefix = self.prefix_cache.match(request.token_ids, request.salt)
+            request.prefix = self.prefix_cache.root(request.salt)
+            if not request.wants_prompt_logprobs:  # else all of its prompt is computed, as in vLLM
+                hits, request.prefix = self.prefix_cache.match(request.token_ids, request.salt)
         cached = len(hits) * self.block_size
         # Its chunks take their blocks as they come, but all must be there now: a prompt let in for
         # its first chunk alone may be put out before its last, and be computed again and again.
