@@ -125,7 +125,8 @@ class SamplingParams:
             ("presence_penalty", -2, 2, "from -2 to 2"),
             ("frequency_penalty", -2, 2, "from -2 to 2")):
             object.__setattr__(self, name, _finite_number(name, getattr(self, name)))
-            self._require(name, least <= _float32(getattr(self, name)) <= most, allowed)
+            self._require(name, _float32(least) <= _float32(getattr(self, name))
+                          <= _float32(most), allowed)
         if self.logit_bias is not None:
             self._require("logit_bias", isinstance(self.logit_bias, Mapping), "{token id: number}")
             bias = {
