@@ -23,7 +23,7 @@ from bisect import insort
 
 from paged.batch import Batch, build_batch, trace_batch
 from paged.block_pool import BlockPool
-from paged.prefix_cache import PrefixCache
+from paged.prefix_cache import PrefixCache, check_names
 from paged.radix_cache import RadixCache
 from paged.request import PENDING, Request, Status
 from paged.slots import blocks_needed
@@ -366,6 +366,9 @@ class Scheduler:
         self.pool.check_integrity(request.block_table for request in self.running)
         if self.host_pool is not None:
             self.host_pool.check_integrity(request.host_block_table for request in self.waiting)
+        if self.prefix_cache is not None:
+            self.prefix_cache.check_integrity()
+            check_names(self.prefix_cache.contents(), self.running, self.block_size)
         for request in self.waiting:
             assert not request.block_table, f"{request} waits and holds blocks"
         queue = self.running + self.waiting
