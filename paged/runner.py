@@ -165,8 +165,8 @@ class ModelRunner:
         inputs.send((batch.input_ids, batch.seats, new_blocks, batch.samples, batch.seq_lens,
                      batch.query_start_loc, [self._turn]),
                     (0, self.config.max_num_seqs, -1, 0, 0, num_tokens, 0))
-        # Log-probabilities are few requests' wish: beside the graph, and read with the tokens. Those
-        # of a prompt want what the last layer gave for all of its tokens, which no graph keeps.
+        # Log-probabilities are few requests' wish: beside the graph, and read with the tokens.
+        # Those of a prompt want what the layers gave for all of its tokens, which no graph keeps.
         if batch.prompt_logprobs:
             hidden = self._run(inputs)
         else:
@@ -335,7 +335,7 @@ class ModelRunner:
                                          disable=not use_tqdm, dynamic_ncols=True):
             inputs = StepInputs(num_tokens, num_rows, self.device)
             inputs.send(([],) * 7, (0, self.config.max_num_seqs, -1, 0, 0, 0, 0))
-            replay: Callable[[], None] = partial(
+            replay: Callable[[], object] = partial(
                 self._run, inputs)  # where there is no CUDA, the step is run again
             replay()  # compiles kernels and fills caches outside the graph
             if self.device.type == "cuda":

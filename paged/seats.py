@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from paged.batch import Batch
-from paged.rules import MOST_MARKS, MOST_WORD_TOKENS
+from paged.rules import BIAS, FROM, MOST_MARKS, MOST_WORD_TOKENS
 from paged.sampling import HAS_HISTORY, WORD_TOKENS
 
 
@@ -84,10 +84,10 @@ class Seats:
                 row.index_copy_(0, self.send(list(new.history), torch.int64),
                                 self.send(list(new.history.values()), torch.int16))
                 if new.marks:
-                    bias, *integers = zip(*new.marks)
-                    kept = self.marks[seat, :, :len(bias)]
-                    kept[0] = self.send(bias, torch.float32).view(torch.int32)
-                    kept[1:] = self.send(integers, torch.int32)
+                    kept = self.marks[seat, :, :len(new.marks)]
+                    bias = self.send([mark[BIAS] for mark in new.marks], torch.float32)
+                    kept[BIAS] = bias.view(torch.int32)
+                    kept[FROM:] = self.send([mark[FROM:] for mark in new.marks], torch.int32).T
                 if new.words:
                     self.words[seat, :, :len(new.words)] = self.send(new.words, torch.int32).T
 

@@ -155,13 +155,16 @@ def random_asks(generator, vocab_size):
         }
     penalties = dict(repetition=1.3, presence=0.5, frequency=0.2) if history else {}
     if r.random() < 0.2:
-        marks = [[0.0, NEVER, 0]] + [[r.uniform(-3, 3), r.choice([0, 20]), r.randrange(3)]
-                                     for _ in range(9)]
-        history |= {r.randrange(vocab_size): MARKED + number + r.choice([0, IN_PROMPT])
-                    for number in range(10)}
+        marks = [[0.0, NEVER, 0]] + [[r.uniform(
+            -3, 3), r.choice([0, 20]), r.randrange(3)] for _ in range(9)]
+        history |= {
+            r.randrange(vocab_size): MARKED + number + r.choice([0, IN_PROMPT])
+            for number in range(10)
+        }
     return *asks(r.choice([0, 0.7, 1, 1.5]), r.choice([1, 1, 0.9, 0.5, 0.99, 1 - 1e-9]),
-                r.choice([0, 0, 0.1, 0.02]), seed=r.randrange(-2**70, 2**70), top_k=r.choice(
-                    [0, 0, 1, 5, 50, vocab_size - 1, 10**9]), history=history, **penalties), 0, marks
+                 r.choice([0, 0, 0.1, 0.02]), seed=r.randrange(-2**70, 2**70), top_k=r.choice([
+                     0, 0, 1, 5, 50, vocab_size - 1, 10**9
+                 ]), history=history, **penalties), 0, marks
 
 
 @pytest.mark.parametrize("vocab_size", [211, 5000])
@@ -192,8 +195,8 @@ def test_the_kernel_draws_what_the_specification_draws(vocab_size, kind):
 
 
 def test_the_kernel_follows_bad_words_as_the_specification_does():
-    """Words of several tokens over a vocabulary of five, so that they come; one row in the middle of
-    its prompt, where nothing is drawn."""
+    """Words of several tokens over a vocabulary of five, so that they come; one row in the middle
+    of its prompt, where nothing is drawn."""
     rows, r = 12, random.Random(1)
     params = [
         SamplingParams(seed=row, min_tokens=row % 4, bad_words="x",
