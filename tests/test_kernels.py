@@ -11,9 +11,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 
 from paged import PagedKVCache, paged_attention
 from paged.batch import Batch, Newcomer, newcomer
+from paged.kernels import sample as sample_kernels
 from paged.kernels.elementwise import rotation_table, silu_mul
 from paged.kernels.prepare import prepare
 from paged.kernels.sample import sample
@@ -303,3 +306,25 @@ def test_rotation_table_agrees_with_the_decoder(monkeypatch):
     table = rotation_table(decoder.frequencies, 64)
     torch.testing.assert_close(table[[0, 3, 63], :TINY_QWEN3.head_dim // 2],
                                cos[:, 0, :TINY_QWEN3.head_dim // 2])
+
+
+@triton.jit
+def _first_above_kernel(weight_ptr, threshold, out_ptr, SIZE: tl.constexpr):
+    place = tl.arange(0, SIZE)
+    tl.store(out_ptr, sample_kernels._first_above(tl.load(weight_ptr + place), threshold, place))
+
+
+@pytest.mark.parametrize(
+    "weights, threshold, place",
+    [
+        ([0, 0, 1, 2], -1e-9, 2),  # rounding may leave less than nothing
+        ([0, 1, 0, 0], 1.0, 1),  # or all of it
+        ([0, 1, 0, 2], 1.0, 3),
+        ([1, 0, 2, 0], 2.9, 2),
+        ([1, 0, 2, 0], 3.5, 2)
+    ])
+def test_a_token_of_weight_0_is_never_drawn(weights, threshold, place):
+    out = torch.full((1,), 9, dtype=torch.int32, device=DEVICE)
+    _first_above_kernel[(1,)](torch.tensor(weights, dtype=torch.float32, device=DEVICE), threshold,
+                              out, SIZE=4)
+    assert out.item() == place
