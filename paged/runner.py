@@ -27,7 +27,8 @@ from paged.attention import Shape, resolve
 from paged.batch import Batch, RowOutput
 from paged.config import EngineConfig, Speedups
 from paged.kv_cache import PagedKVCache, copy_between
-from paged.models.decoder import Decoder, PlainOperations, rms_norm
+from paged.models.decoder import Decoder, PlainOperations, SummedOperations, rms_norm
+from paged.parallel.sums import Sums
 from paged.sampler import logprobs
 from paged.sampler import sample as plain_sample
 from paged.seats import Prepared, Seats
@@ -99,6 +100,7 @@ class ModelRunner:
         attention: the backend in use.
         fused: whether the operations are the fused ones.
         use_graphs: whether steps are captured and replayed, as `capture` prepares.
+        sums: what it computes with other ranks, if the decoder is a part of a model, or None.
 
     Raises ValueError for a backend that cannot run here, with the reason.
     """
@@ -118,16 +120,20 @@ class ModelRunner:
         self.fused = (on_gpu and find_spec("triton") is not None
                       if speedups.fused is None else speedups.fused)
         self.use_graphs = speedups.graphs and self.fused and self.attention.in_graphs
+        vocab_size, self.sums = model.vocab_size, None
+        if decoder.part is not None:
+            vocab_size = decoder.part.whole.vocab_size
+            self.sums = Sums(decoder.part, config.max_num_seqs, dtype, device)
         if self.fused:
             from paged.models.fused import FusedModel
 
             self.model = FusedModel(decoder, kv, config.max_model_len,
-                                    None if speedups.narrow_products else 0)
+                                    None if speedups.narrow_products else 0, self.sums)
         self.seats = Seats(config.max_num_seqs,
-                           blocks_needed(config.max_model_len, kv.block_size) + 1, model.vocab_size,
+                           blocks_needed(config.max_model_len, kv.block_size) + 1, vocab_size,
                            device)
         # What every step writes, graph or not: one buffer for all sizes.
-        self.logits = torch.empty(config.max_num_seqs, model.vocab_size, dtype=dtype, device=device)
+        self.logits = torch.empty(config.max_num_seqs, vocab_size, dtype=dtype, device=device)
         # Steps take turns: while one draws its tokens, those of the one before are being copied.
         self.drawn = torch.empty(2, config.max_num_seqs, dtype=torch.int32, device=device)
         self._turn = 0
@@ -202,7 +208,7 @@ class ModelRunner:
             return []
         samples, num_logprobs, (tokens, *more), done = handle
         if done is not None:
-            done.synchronize()
+            done.synchronize() if self.sums is None else self.sums.wait(done)
         results: list[int | RowOutput] = tokens.tolist()
         if more:
             for row, ids, values in zip(num_logprobs, more[0].tolist(), more[1].tolist()):
@@ -224,14 +230,17 @@ class ModelRunner:
         if not decode:  # each request's last token
             x = x.index_select(0, (inputs.query_start_loc[1:] - 1).clamp(min=0))
         logits = self.logits[:inputs.num_rows]
+        scores = logits if self.sums is None else self.sums.scores(inputs.num_rows)
         sample = plain_sample
         if self.fused:
             from paged.kernels.sample import sample
 
-            self.model.logits(x, out=logits)
+            self.model.logits(x, out=scores)
         else:
             norm = rms_norm(x, self.decoder.norm, self.decoder.config.rms_norm_eps)
-            logits.copy_(self.decoder.head(norm))
+            scores.copy_(self.decoder.head(norm))
+        if self.sums is not None:
+            self.sums.gather(scores, logits)
         sample(logits, inputs.seats, inputs.seq_lens, inputs.samples, self.seats, self.drawn,
                inputs.turn)
 
@@ -239,12 +248,17 @@ class ModelRunner:
         of_step = (inputs.ids, inputs.seats, inputs.new_blocks, inputs.seq_lens,
                    inputs.query_start_loc)
         embedding, block_size = self.decoder.embedding, self.kv.block_size
-        if not self.fused:
-            return plain_prepare(*of_step, self.seats, embedding, block_size)
-        from paged.kernels.prepare import prepare
+        first = None if self.decoder.part is None else self.decoder.part.first_token
+        if self.fused:
+            from paged.kernels.prepare import prepare
 
-        return Prepared(
-            *prepare(*of_step, self.seats.tables, self.seats.tokens, embedding, block_size))
+            step = Prepared(*prepare(*of_step, self.seats.tables, self.seats.tokens, embedding,
+                                     block_size, first))
+        else:
+            step = plain_prepare(*of_step, self.seats, embedding, block_size, first)
+        if self.sums is not None:  # each rank has found the tokens of its part of the vocabulary
+            self.sums.sum(step.x)
+        return step
 
     def _operations(self, inputs: StepInputs, step: Prepared, max_query_len: int | None):
 
@@ -260,8 +274,10 @@ class ModelRunner:
             self.kv.store(layer, step.slots, k, v)
             return attend(layer, q)
 
-        return PlainOperations(self.decoder.config, *self.decoder.rotation(step.positions),
-                               write_and_attend)
+        needs = (self.decoder.config, *self.decoder.rotation(step.positions), write_and_attend)
+        if self.sums is not None:
+            return SummedOperations(*needs, sum=self.sums.sum)
+        return PlainOperations(*needs)
 
     # ── graphs ────────────────────────────────────────────────────────────────────────────────────
 
@@ -312,7 +328,10 @@ class ModelRunner:
             if self.device.type == "cuda":
                 torch.cuda.synchronize()
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=pool, stream=_capture_stream(self.device)):
+                # NCCL looks after its work on threads of its own, which may not break a capture.
+                mode = "global" if self.sums is None else "thread_local"
+                with torch.cuda.graph(graph, pool=pool, stream=_capture_stream(self.device),
+                                      capture_error_mode=mode):
                     self._run(inputs)
                 pool, replay = graph.pool(), graph.replay
             self._steps[num_tokens, num_rows] = inputs, replay
