@@ -91,7 +91,9 @@ class Sums:
     def gather(self, scores: Tensor, logits: Tensor) -> None:
         """Write the columns of all ranks to logits [rows, vocab]."""
         everyone = scores.new_empty(self.part.size, *scores.shape)
-        dist.all_gather_into_tensor(everyone.flatten(0, 1), scores)
+        # Newer PyTorch has it under another name.
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        gather(everyone.flatten(0, 1), scores)
         logits.copy_(everyone.transpose(0, 1).flatten(1)[:, :logits.shape[1]])
 
     def wait(self, event: torch.cuda.Event) -> None:
