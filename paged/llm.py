@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from numbers import Real
 from queue import SimpleQueue
 from typing import Any
@@ -16,7 +17,7 @@ from tqdm import tqdm
 
 from paged.attention import BACKENDS
 from paged.call import Call, Checked, News
-from paged.checks import refuses, whole_number
+from paged.checks import refuses
 from paged.config import EngineConfig, Speedups
 from paged.device import enough_memory, use_device
 from paged.engine import Engine
@@ -24,8 +25,8 @@ from paged.memory import GiB
 from paged.models.loader import Loaded, load
 from paged.models.loader.tokenizer import Tokenizer
 from paged.owner import Owner
-from paged.parallel.ranks import Driver, Ranks, Worker, join
-from paged.parallel.runner import RankedRunner, closed_on_failure, serve
+from paged.parallel.ranks import Driver, Ranks, Worker
+from paged.parallel.runner import RankedRunner, on_every_rank, serve
 from paged.prompts import Prompt, is_conversation, one_params_a_prompt, read_prompt, split_prompts
 from paged.request import RequestOutput
 from paged.sampling import BeamSearchParams, SamplingParams
@@ -52,7 +53,8 @@ class LLM:
     """A language model behind a paged engine. Any number of threads may call it at once.
 
     Args:
-        model: a Hugging Face directory or Hub id, a .gguf file, "default", or a Loaded model.
+        model: a Hugging Face directory or Hub id, a .gguf file, "default", a Loaded model, or a
+            function that makes one as `loader.load` does, of what that takes behind the model.
         device: "cpu", "cuda", "cuda:1" (which becomes PyTorch's current GPU), or "auto" for a GPU
             where there is one; given weights stay where they are.
         dtype: "float32", "bfloat16", "float16", or "auto": the checkpoint's on a GPU, float32 on a
@@ -102,38 +104,17 @@ class LLM:
     budget: MemoryBudget | None
     ranks: Ranks | None
 
-    def __init__(self, model: str | Loaded = "default", device: str | torch.device = "auto",
-                 dtype: str = "auto", block_size: int = 16, num_blocks: int | None = None,
+    @on_every_rank
+    def __init__(self, model: str | Loaded | Callable[..., Loaded] = "default",
+                 device: str | torch.device = "auto", dtype: str | torch.dtype = "auto",
+                 block_size: int = 16, num_blocks: int | None = None,
                  gpu_memory_utilization: float = 0.9, max_model_len: int | None = None,
                  max_num_seqs: int = 256, max_num_batched_tokens: int | None = None,
                  enable_prefix_caching: bool = True, prefix_cache: str = "hash",
                  attention_backend: str = "auto", enforce_eager: bool = False,
                  preemption: str = "recompute", seed: int = 0, kv_cache_dtype: str = "auto",
                  generation_config: str = "auto", speedups: Speedups = Speedups(),
-                 trace: Trace = NO_TRACE, use_tqdm: bool = True, tensor_parallel_size: int = 1):
-        arguments = {name: value for name, value in locals().items() if name != "self"}
-        self.ranks = None
-        if whole_number("tensor_parallel_size", arguments.pop("tensor_parallel_size"), 1) > 1:
-            self.ranks = self._join(tensor_parallel_size, arguments)
-            arguments |= dict(device=self.ranks.device)
-        with closed_on_failure(self.ranks):
-            self._start(**arguments)
-
-    def _join(self, size: int, arguments: dict[str, Any]) -> Ranks:
-        """Become a rank. The others make an LLM of the same arguments, and say nothing."""
-        if isinstance(arguments["model"], Loaded):
-            raise ValueError(f"a model that is given is whole, and tensor_parallel_size is {size}: "
-                             f"give its name, and each rank reads its part")
-        others = arguments | dict(trace=NO_TRACE, use_tqdm=False, tensor_parallel_size=size)
-        return join(size, use_device(arguments["device"]), LLM, others)
-
-    def _start(self, model: str | Loaded, device: str | torch.device, dtype: str, block_size: int,
-               num_blocks: int | None, gpu_memory_utilization: float, max_model_len: int | None,
-               max_num_seqs: int, max_num_batched_tokens: int | None, enable_prefix_caching: bool,
-               prefix_cache: str, attention_backend: str, enforce_eager: bool, preemption: str,
-               seed: int, kv_cache_dtype: str, generation_config: str, speedups: Speedups,
-               trace: Trace, use_tqdm: bool) -> None:
-        """Everything from the weights to the thread that has the engine; on every rank the same."""
+                 trace: Trace = NO_TRACE, use_tqdm: bool = True, *, tensor_parallel_size: int = 1):
         ranks = self.ranks
         asked, device = device, use_device(device)
         if isinstance(model, Loaded):
@@ -162,9 +143,10 @@ class LLM:
                               prefix_cache=prefix_cache, preemption=preemption, seed=seed)
         self.start_up: dict[str, float] = {}
         with timed(self.start_up, "weights"):
-            loaded = (model if isinstance(model, Loaded) else
-                      load(model, device, dtype, use_tqdm, max_model_len,
-                           ranks.rank if ranks else 0, ranks.size if ranks else 1))
+            read = model if callable(model) else partial(load, model)
+            part = () if ranks is None else (ranks.rank, ranks.size)
+            loaded = (model if isinstance(model, Loaded) else read(device, dtype, use_tqdm,
+                                                                   max_model_len, *part))
         self.model_config, self.tokenizer, self.trace = loaded.config, loaded.tokenizer, trace
         card = {"card": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
         trace.emit("MODEL_WEIGHTS_LOADED", model=model if isinstance(model, str) else "given",

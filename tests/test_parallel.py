@@ -106,9 +106,10 @@ def alone():
 # ── as one ────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("options", [
-    {"block_size": 1, "num_blocks": 200}, {"max_num_batched_tokens": 7, "max_num_seqs": 2}
-], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"block_size": 1, "num_blocks": 200}, {"max_num_batched_tokens": 7, "max_num_seqs": 2}],
+    ids=str)
 def test_batched_in_chunks_and_in_blocks_of_any_size(ranks, alone, options):
     assert_same(serve_on(ranks, REQUESTS, **options), alone)
 
@@ -168,10 +169,10 @@ def test_beams_and_logprobs(ranks):
                 assert one == pytest.approx(other, abs=1e-4)
 
 
-@pytest.mark.parametrize("model, speedups, prompts, max_tokens", [
-    ("qwen3", Speedups(run_ahead=True), PROMPTS, 9),
-    ("biased", Speedups(fused=True, run_ahead=True), [[5, 3], [8]], 4)
-], ids=["ahead", "fused"])
+@pytest.mark.parametrize("model, speedups, prompts, max_tokens",
+                         [("qwen3", Speedups(run_ahead=True), PROMPTS, 9),
+                          ("biased", Speedups(fused=True, run_ahead=True), [[5, 3], [8]], 4)],
+                         ids=["ahead", "fused"])
 def test_ahead_and_with_fused_operations(ranks, model, speedups, prompts, max_tokens):
     """Tokens that no rank has read yet; and the fused operations, in the interpreter, as graphs
     would run them."""
@@ -244,8 +245,10 @@ def test_heads_are_dealt_out_as_in_the_exercise():
 
 def test_the_way_of_a_sum_is_the_fastest_that_was_measured():
     """Within a tenth of the fastest, for every size in the table of `sums`."""
-    table = {1: (11.0, 7.0, 7.1), 8: (11.5, 7.3, 8.1), 32: (13.0, 9.1, 8.5),
-             128: (18.8, 14.3, 11.1), 256: (31.8, 19.9, 14.1), 2048: (78, 98, 60)}
+    table = {
+        1: (11.0, 7.0, 7.1), 8: (11.5, 7.3, 8.1), 32: (13.0, 9.1, 8.5), 128: (18.8, 14.3, 11.1),
+        256: (31.8, 19.9, 14.1), 2048: (78, 98, 60)
+    }
     for tokens, times in table.items():
         way = way_of_sum(tokens * 4096 * 2, 2)
         assert times[("nccl", "one-shot", "two-shot").index(way)] < 1.1 * min(times), tokens

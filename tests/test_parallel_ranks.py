@@ -1,5 +1,5 @@
-"""The processes of a model that is cut: started, joined by torchrun, refused in a sentence, and ended
-together.
+"""The processes of a model that is cut: started, joined by torchrun, refused in a sentence, and
+ended together.
 
 Protects users from a rank that is left behind, and from a wait without end when one dies. The model
 is a small checkpoint in a directory, as each rank reads its own part of it.
@@ -79,8 +79,9 @@ def test_two_ranks_answer_as_one_until_one_is_killed(checkpoint, want):
         next(stream)
         os.kill(pids[0], signal.SIGKILL)
         start = time.monotonic()
-        with pytest.raises(RankLost, match="rank 1 of 2 was ended by SIGKILL. Each rank holds a "
-                           "part of the model: make another LLM"):
+        with pytest.raises(
+                RankLost, match="rank 1 of 2 was ended by SIGKILL. Each rank holds a "
+                "part of the model: make another LLM"):
             for _ in stream:
                 pass
         with pytest.raises(RankLost, match="rank 1 of 2 was ended by SIGKILL"):
@@ -109,9 +110,10 @@ if __name__ == "__main__":
 def test_ctrl_c_and_the_end_of_rank_0_leave_no_process(checkpoint, tmp_path, how):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    process = subprocess.Popen([sys.executable, str(script), str(checkpoint), "forever"],
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                               start_new_session=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(checkpoint), "forever"], stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)})
     try:
         word, *pids = process.stdout.readline().split()
         assert word == "ready" and len(pids) == 1 and all(map(alive, pids))
@@ -133,10 +135,13 @@ def test_torchrun_on_two_machines(checkpoint, want, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     nodes = [
-        subprocess.Popen([sys.executable, "-m", "torch.distributed.run", "--nnodes", "2",
-                          "--node_rank", str(node), "--nproc_per_node", "1", "--master_addr",
-                          "127.0.0.1", "--master_port", str(port), str(script), str(checkpoint)],
-                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        subprocess.Popen([
+            sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node_rank",
+            str(node), "--nproc_per_node", "1", "--master_addr", "127.0.0.1", "--master_port",
+            str(port),
+            str(script),
+            str(checkpoint)
+        ], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                          env=os.environ | {"PYTHONPATH": str(ROOT)}) for node in range(2)
     ]
     try:
@@ -160,21 +165,24 @@ def test_a_size_that_is_none(checkpoint, size):
 def test_what_cannot_be_shared_is_refused_before_a_process_is_started(checkpoint, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", None)
     whole = Loaded(None, TINY_QWEN3, None, set(), 0)
-    with pytest.raises(ValueError, match="a model that is given is whole, and tensor_parallel_size "
-                       "is 2: give its name"):
+    with pytest.raises(
+            ValueError, match="a model that is given is whole, and tensor_parallel_size "
+            "is 2: give its name"):
         LLM(whole, tensor_parallel_size=2, **SIZES)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    with pytest.raises(ValueError, match="4 ranks need a GPU each and PyTorch sees 2: lower "
-                       "tensor_parallel_size"):
+    with pytest.raises(
+            ValueError, match="4 ranks need a GPU each and PyTorch sees 2: lower "
+            "tensor_parallel_size"):
         LLM(checkpoint, tensor_parallel_size=4, device="cuda")
     with pytest.raises(ValueError, match="device is 'cuda:1' and tensor_parallel_size is 2"):
         LLM(checkpoint, tensor_parallel_size=2, device="cuda:1")
     for name, value in dict(RANK="0", WORLD_SIZE="4", MASTER_ADDR="here", MASTER_PORT="1").items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match="torchrun has started 4 processes and "
-                       "tensor_parallel_size is 2: make them equal"):
+    with pytest.raises(
+            ValueError, match="torchrun has started 4 processes and "
+            "tensor_parallel_size is 2: make them equal"):
         LLM(checkpoint, tensor_parallel_size=2, **SIZES)
 
 
@@ -241,13 +249,13 @@ def test_a_rank_reads_no_more_than_its_part(checkpoint, monkeypatch, rank):
 
 
 def test_a_tensor_of_the_wrong_shape_is_told_by_its_whole_shape(checkpoint, tmp_path):
-    (tmp_path / "config.json").write_text(
-        (checkpoint / "config.json").read_text().replace('"intermediate_size": 92',
-                                                         '"intermediate_size": 88'))
+    (tmp_path / "config.json").write_text((checkpoint / "config.json").read_text().replace(
+        '"intermediate_size": 92', '"intermediate_size": 88'))
     (tmp_path / "model.safetensors").symlink_to(checkpoint / "model.safetensors")
     for rank in range(2):
-        with pytest.raises(ValueError, match=r"gate_proj.* has shape \[92, 44\], and the config "
-                           r"asks for \[88, 44\]"):
+        with pytest.raises(
+                ValueError, match=r"gate_proj.* has shape \[92, 44\], and the config "
+                r"asks for \[88, 44\]"):
             load(str(tmp_path), rank=rank, num_ranks=2)
 
 
@@ -270,7 +278,7 @@ def test_tokens_of_other_parts_are_zeros():
         for at, token in enumerate([3, 4, 7, 8, 0, drawn]):
             if 4 <= token < 8:
                 want[at] = table[token - 4]
-        of_step = (ids, rows, torch.full((6,), -1, **sizes), torch.ones(6, **sizes),
-                   torch.arange(7, **sizes))
+        of_step = (ids, rows, torch.full((6,), -1,
+                                         **sizes), torch.ones(6, **sizes), torch.arange(7, **sizes))
         assert torch.equal(plain_prepare(*of_step, state, table, 4, 4).x, want)
         assert torch.equal(prepare(*of_step, state.tables, state.tokens, table, 4, 4)[0], want)

@@ -50,7 +50,7 @@ class Failure(str):
     """What a rank says before it ends."""
 
 
-class Ranks:
+class _Ranks:
     """The ranks of one model, as one of them sees them.
 
     Attributes:
@@ -60,7 +60,8 @@ class Ranks:
     """
 
     def __init__(self, rank: int, size: int, device: torch.device):
-        self.rank, self.size, self.device, self.lost = rank, size, device, None
+        self.rank, self.size, self.device = rank, size, device
+        self.lost: str | None = None
         self.closed = False
         self._threads = torch.get_num_threads()
         if device.type == "cpu" and "LOCAL_WORLD_SIZE" not in os.environ:  # they share the cores
@@ -72,6 +73,7 @@ class Ranks:
         dist.init_process_group(backend, store=dist.PrefixStore("paged", store), rank=self.rank,
                                 world_size=self.size,
                                 device_id=self.device if backend == "nccl" else None)
+        assert isinstance(self, Driver | Worker)
         _here = self
 
     def _dissolve(self) -> None:
@@ -83,7 +85,7 @@ class Ranks:
         torch.set_num_threads(self._threads)
 
 
-class Driver(Ranks):
+class Driver(_Ranks):
     """Rank 0: it says what is done.
 
     Args:
@@ -212,12 +214,13 @@ class Driver(Ranks):
 
     def _watch(self) -> None:
         """Hear what the others say, and that they end."""
-        open_ = {connection: rank for rank, connection in self._connections.items()}
+        open_: dict[Any, int] = {connection: rank for rank, connection in self._connections.items()}
         signs: dict[int, str] = {}  # what those said that ended, "" if nothing
         until = float("inf")
         while open_ and time.monotonic() < until:
             with suppress(OSError):  # closed while it was waited for
-                for connection in wait(list(open_), GRACE / 5 if signs else None):
+                ready: list[Any] = wait(list(open_), GRACE / 5 if signs else None)
+                for connection in ready:
                     rank = open_[connection]
                     try:
                         message = connection.recv()
@@ -243,9 +246,10 @@ class Driver(Ranks):
         self._over.set()
         self._hang_up()
         self._replies.put((0, None))
-        if self.device.type == "cuda" and dist.is_initialized():
+        group = dist.group.WORLD
+        if self.device.type == "cuda" and group is not None:
             with suppress(RuntimeError):
-                dist.group.WORLD.abort()  # what the GPU waits for ends
+                group.abort()  # what the GPU waits for ends
 
     def _how_it_ended(self, rank: int) -> str:
         process = self._processes.get(rank)
@@ -260,7 +264,7 @@ class Driver(Ranks):
         return f"rank {rank} of {self.size} {how}"
 
 
-class Worker(Ranks):
+class Worker(_Ranks):
     """Any other rank: it does what rank 0 says, and ends with it."""
 
     def __init__(self, rank: int, size: int, device: torch.device):
@@ -311,7 +315,8 @@ class Worker(Ranks):
             os._exit(1)  # the main thread may wait for a sum that never comes
 
 
-_here: Driver | Worker | None = None
+Ranks = Driver | Worker
+_here: Ranks | None = None
 _joined = False
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import wraps
+from inspect import signature
 from typing import Any
 
 from paged.batch import Batch, RowOutput
-from paged.parallel.ranks import Driver, Ranks, Worker
+from paged.checks import whole_number
+from paged.device import use_device
+from paged.models.loader import Loaded
+from paged.parallel.ranks import Driver, Worker, join
+from paged.trace import NO_TRACE
 
 
 class RankedRunner:
@@ -48,15 +53,35 @@ def serve(runner, ranks: Worker) -> None:
         runner.launch(batch)
 
 
-@contextmanager
-def closed_on_failure(ranks: Ranks | None) -> Iterator[None]:
-    """For what every rank does at the same time; if it fails here, none of them stays."""
-    if ranks is None:
-        yield
-        return
-    try:
-        with ranks.together():
-            yield
-    except BaseException:
-        ranks.close()
-        raise
+def on_every_rank(init: Callable) -> Callable:
+    """Of the __init__ of an LLM: with tensor_parallel_size above 1, do it on as many ranks.
+
+    `self.ranks` is what they are, or None; `device` becomes a rank's own. The others get the same
+    arguments, and say nothing. If it fails on one, it fails on all, and none of them stays.
+    """
+
+    @wraps(init)
+    def begin(self, *args, **kwargs) -> None:
+        self.ranks = None
+        size = whole_number("tensor_parallel_size", kwargs.get("tensor_parallel_size", 1), least=1)
+        if size == 1:
+            init(self, *args, **kwargs)
+            return
+        bound = signature(init).bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        given = bound.arguments
+        if isinstance(given["model"], Loaded):
+            raise ValueError(f"a model that is given is whole, and tensor_parallel_size is {size}: "
+                             f"give its name, and each rank reads its part")
+        others = {name: value for name, value in given.items() if name != "self"}
+        others |= {"trace": NO_TRACE, "use_tqdm": False}
+        self.ranks = join(size, use_device(given["device"]), type(self), others)
+        given["device"] = self.ranks.device
+        try:
+            with self.ranks.together():
+                init(*bound.args, **bound.kwargs)
+        except BaseException:
+            self.ranks.close()
+            raise
+
+    return begin

@@ -75,6 +75,7 @@ class Sums:
         """The sum over ranks of what is in `place(x)`, written to x."""
         if summand is x:
             return self.sum(x)
+        assert dist.group.WORLD is not None
         group = dist.group.WORLD.group_name
         if self._way(x) == "one-shot":
             return torch.ops.symm_mem.one_shot_all_reduce_out(summand, "sum", group, x)
