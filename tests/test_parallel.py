@@ -37,29 +37,34 @@ MODELS = {"qwen3": TINY_QWEN3, "biased": BIASED}
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def part_of_runner(model, config, speedups, rank, size):
+def part_of_runner(model, config, speedups, ranks):
     """The runner of a rank, which keeps its logits unless it has speedups."""
     fused = speedups is not None and speedups.fused  # fused operations want weights in rows
     with patch.object(Decoder, "pack", lambda self: self) if fused else nullcontext():
-        decoder = random_decoder(MODELS[model], seed=1, part=Part(MODELS[model], rank, size))
+        decoder = random_decoder(MODELS[model], seed=1, device=ranks.device, part=Part(
+            MODELS[model], ranks.rank, ranks.size))
     if speedups is None:
         return LogitsRunner(decoder, config)
     spec = cache_spec(decoder, config.block_size)
     return make_runner(decoder, spec, config, speedups=speedups, use_tqdm=False)
 
 
-def other_rank(size):
+def start(size, device="cpu"):
+    return join(size, torch.device(device), other_rank, {"size": size, "device": device})
+
+
+def other_rank(size, device):
     """What the other ranks run: a runner for every order."""
-    ranks = join(size, torch.device("cpu"), other_rank, {"size": size})
+    ranks = start(size, device)
     with ranks.together():
         while (order := ranks.receive()) is not None:
-            serve_rank(part_of_runner(*order, ranks.rank, size), ranks)
+            serve_rank(part_of_runner(*order, ranks), ranks)
     ranks.close()
 
 
 @pytest.fixture(scope="module", params=[2, 4], ids=["2 ranks", "4 ranks"])
 def ranks(request):
-    ranks = join(request.param, torch.device("cpu"), other_rank, {"size": request.param})
+    ranks = start(request.param)
     yield ranks
     ranks.close()
 
@@ -77,7 +82,7 @@ def ranked(ranks, model="qwen3", speedups=None):
 
     def make(config):
         ranks.send((model, config, speedups))
-        mine = part_of_runner(model, config, speedups, 0, ranks.size)
+        mine = part_of_runner(model, config, speedups, ranks)
         return (KeepsLogits if speedups is None else RankedRunner)(mine, ranks)
 
     return make

@@ -91,6 +91,17 @@ def test_two_ranks_answer_as_one_until_one_is_killed(checkpoint, want):
     assert not torch.distributed.is_initialized()
 
 
+@pytest.mark.default_model
+def test_three_ranks_of_the_default_model_answer():
+    """Nine heads and three KV heads, from a GGUF file, of which each rank keeps a third."""
+    with LLM("default", device="cpu", tensor_parallel_size=3, max_model_len=128, max_num_seqs=1,
+             use_tqdm=False) as llm:
+        question = [{"role": "user", "content": "What is the capital of France?"}]
+        (output,) = llm.chat(question, SamplingParams(temperature=0, max_tokens=12), use_tqdm=False)
+        assert output.outputs[0].text == "The capital of France is Paris."
+        assert llm.runner.kv.num_kv_heads == 1
+
+
 SCRIPT = """
 import sys
 from paged import LLM, SamplingParams

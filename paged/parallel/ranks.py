@@ -36,6 +36,7 @@ import torch
 import torch.distributed as dist
 
 from paged.checks import whole_number
+from paged.device import use_device
 
 CONTROL = "paged/control"  # the key under which rank 0 tells where it listens
 MEET = timedelta(minutes=2)
@@ -60,7 +61,7 @@ class _Ranks:
     """
 
     def __init__(self, rank: int, size: int, device: torch.device):
-        self.rank, self.size, self.device = rank, size, device
+        self.rank, self.size, self.device = rank, size, use_device(device)
         self.lost: str | None = None
         self.closed = False
         self._threads = torch.get_num_threads()
