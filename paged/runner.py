@@ -18,7 +18,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from importlib.util import find_spec
 
 import torch
 from tqdm import tqdm
@@ -26,6 +25,7 @@ from tqdm import tqdm
 from paged.attention import Shape, resolve
 from paged.batch import Batch, RowOutput
 from paged.config import EngineConfig, Speedups
+from paged.device import why_no_triton
 from paged.kv_cache import PagedKVCache, copy_between
 from paged.models.decoder import Decoder, PlainOperations, SummedOperations, rms_norm
 from paged.parallel.sums import Sums
@@ -102,7 +102,7 @@ class ModelRunner:
         use_graphs: whether steps are captured and replayed, as `capture` prepares.
         sums: what it computes with other ranks, if the decoder is a part of a model, or None.
 
-    Raises ValueError for a backend that cannot run here, with the reason.
+    Raises ValueError for a backend, or fused operations, that cannot run here, with the reason.
     """
 
     needs_lists = False
@@ -117,8 +117,10 @@ class ModelRunner:
         model, dtype = decoder.config, decoder.embedding.dtype
         self.attention = resolve(attention_backend, Shape(model.num_heads, dtype, kv.spec, device))
         self.scale = kv.head_dim**-0.5
-        self.fused = (on_gpu and find_spec("triton") is not None
-                      if speedups.fused is None else speedups.fused)
+        missing = why_no_triton(device)
+        if speedups.fused and missing:
+            raise ValueError(f"speedups ask for fused operations, and {missing}")
+        self.fused = on_gpu and not missing if speedups.fused is None else speedups.fused
         self.use_graphs = speedups.graphs and self.fused and self.attention.in_graphs
         vocab_size, self.sums = model.vocab_size, None
         if decoder.part is not None:

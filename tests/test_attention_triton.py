@@ -165,7 +165,7 @@ def test_refusals_name_the_reason(monkeypatch):
     assert "TRITON_INTERPRET=1" in triton_backend.why_not(shape())
     with pytest.raises(ValueError, match="cannot run here: .*TRITON_INTERPRET=1"):
         resolve("triton", shape())
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("paged.device.find_spec", lambda name: None)
     assert "not installed" in triton_backend.why_not(shape())
 
 

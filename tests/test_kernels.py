@@ -16,7 +16,7 @@ from paged.batch import Batch, Newcomer
 from paged.kernels.elementwise import rotation_table, silu_mul
 from paged.kernels.prepare import prepare
 from paged.kernels.sample import sample
-from paged.models.decoder import Decoder, random_decoder
+from paged.models.decoder import random_decoder
 from paged.models.fused import FusedModel
 from paged.sampler import sample as plain_sample
 from paged.sampling import IN_PROMPT
@@ -25,12 +25,6 @@ from paged.seats import prepare as plain_prepare
 from tests.small_models import TINY_MODELS, TINY_QWEN3
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def unpacked(config, monkeypatch, dtype=torch.float32):
-    """A random decoder whose weights stay in rows, as they do on a GPU."""
-    monkeypatch.setattr(Decoder, "pack", lambda self: self)
-    return random_decoder(config, seed=1, device=DEVICE, dtype=dtype)
 
 
 def test_silu_mul():
@@ -43,9 +37,9 @@ def test_silu_mul():
 
 @pytest.mark.parametrize("name", TINY_MODELS)
 @pytest.mark.parametrize("num_tokens, narrow", [(1, 16), (5, 16), (5, 0)])
-def test_fused_decoder_equals_the_plain_one(name, num_tokens, narrow, monkeypatch):
+def test_fused_operations_equal_the_plain_ones(name, num_tokens, narrow):
     config = TINY_MODELS[name]
-    decoder = unpacked(config, monkeypatch)
+    decoder = random_decoder(config, seed=1, device=DEVICE)
     caches = [
         PagedKVCache(config.num_layers, 4, 4, config.num_kv_heads, config.head_dim, device=DEVICE)
         for _ in range(2)
@@ -258,8 +252,8 @@ def test_prepare_is_its_specification(chunks):
     assert results[0] == results[1]
 
 
-def test_rotation_table_agrees_with_the_decoder(monkeypatch):
-    decoder = unpacked(TINY_QWEN3, monkeypatch)
+def test_rotation_table_agrees_with_the_decoder():
+    decoder = random_decoder(TINY_QWEN3, seed=1, device=DEVICE)
     cos, _ = decoder.rotation(torch.tensor([0, 3, 63], device=DEVICE))
     table = rotation_table(decoder.frequencies, 64)
     torch.testing.assert_close(table[[0, 3, 63], :TINY_QWEN3.head_dim // 2],

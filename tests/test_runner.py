@@ -12,7 +12,7 @@ import torch
 from paged import Engine, EngineConfig, PagedKVCache, SamplingParams
 from paged.config import Speedups
 from paged.models.config import ModelConfig
-from paged.models.decoder import Decoder, random_decoder
+from paged.models.decoder import random_decoder
 from paged.runner import ModelRunner
 
 CUDA = torch.cuda.is_available()
@@ -23,8 +23,7 @@ SMALL = ModelConfig(architecture="qwen3", vocab_size=61, hidden_size=16, interme
 
 
 @pytest.fixture
-def decoder(monkeypatch):
-    monkeypatch.setattr(Decoder, "pack", lambda self: self)
+def decoder():
     return random_decoder(SMALL, seed=3, device=DEVICE)
 
 
@@ -81,7 +80,7 @@ def test_chunks_and_a_tight_pool(decoder):
         assert run(engine, MIX[:4]) == want
 
 
-def test_forks_copy_blocks_and_filters_redraw(decoder):
+def test_forks_filters_and_penalties(decoder):
     requests = [([5, 4, 3, 2, 1, 0], SamplingParams(n=3, max_tokens=5, seed=1, top_k=1)), MIX[3],
                 ([5, 4, 3, 2], greedy(4, logprobs=2)), ([5, 4, 3], greedy(
                     4, repetition_penalty=1.5))]
@@ -159,3 +158,10 @@ def test_an_endless_temperature_draws_evenly(decoder):
 def test_decode_sizes_end_where_steps_end(decoder):
     runner = engine_with(True, decoder, max_num_seqs=40, budget=12).runner
     assert (runner.decode_sizes, runner.mixed_sizes) == ([1, 2, 4, 8, 12], [16])
+
+
+@pytest.mark.skipif(CUDA, reason="a GPU runs them")
+def test_fused_operations_that_cannot_run_are_refused_with_the_reason(decoder, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET")
+    with pytest.raises(ValueError, match="fused operations, and .*TRITON_INTERPRET=1"):
+        engine_with(True, decoder, backend="reference")

@@ -55,6 +55,12 @@ class Linear(nn.Module):
             self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, None)
             self.register_parameter("weight", None)
 
+    def unpack(self) -> None:
+        """Back to the row-major weight, which the fused kernels read."""
+        if self.packed is not None:
+            self.weight = nn.Parameter(self.packed.to_dense(), requires_grad=False)
+            self.packed = None
+
     def forward(self, x: Tensor) -> Tensor:
         if self.packed is not None:
             return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")

@@ -190,6 +190,9 @@ def absorb_norms(decoder: Decoder) -> None:
     The final norm stays: the matrix behind it may be the embedding too. Doing it twice changes
     nothing.
     """
+    for module in decoder.modules():
+        if isinstance(module, Linear):
+            module.unpack()
     for layer in decoder.layers:
         for norm, matrix in ((layer.attention_norm, layer.qkv.weight), (layer.mlp_norm,
                                                                         layer.gate_up.weight)):
