@@ -14,6 +14,7 @@ BENCHMARKS = {
     "scheduler": "cost of scheduling and block logic, without a model",
     "workload": "tokens a second, end to end",
     "products": "a layer's matrix products, ours against the library's, at many sizes",
+    "sums": "sums over ranks, in each of their ways, at many sizes",
     "peer": "decoding beside transformers' generate, in one run",
 }
 

@@ -7,9 +7,7 @@ The ranks of a size are started once, and run one runner after the other.
 """
 
 import importlib.util
-from contextlib import nullcontext
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -39,10 +37,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def part_of_runner(model, config, speedups, ranks):
     """The runner of a rank, which keeps its logits unless it has speedups."""
-    fused = speedups is not None and speedups.fused  # fused operations want weights in rows
-    with patch.object(Decoder, "pack", lambda self: self) if fused else nullcontext():
-        decoder = random_decoder(MODELS[model], seed=1, device=ranks.device, part=Part(
-            MODELS[model], ranks.rank, ranks.size))
+    part = Part(MODELS[model], ranks.rank, ranks.size)
+    decoder = random_decoder(MODELS[model], seed=1, device=ranks.device, part=part)
     if speedups is None:
         return LogitsRunner(decoder, config)
     spec = cache_spec(decoder, config.block_size)

@@ -5,6 +5,7 @@ Protects users from a rank that is left behind, and from a wait without end when
 is a small checkpoint in a directory, as each rank reads its own part of it.
 """
 
+import json
 import os
 import signal
 import socket
@@ -19,6 +20,7 @@ import torch
 from safetensors.torch import load_file
 
 from paged import LLM, SamplingParams
+from paged.__main__ import main
 from paged.models.config import ModelConfig
 from paged.models.loader import Loaded, load, weight_files
 from paged.parallel.ranks import RankLost, join
@@ -233,6 +235,19 @@ def test_a_rank_that_fails_says_why():
 def test_a_model_that_cannot_be_dealt_out(checkpoint):
     with pytest.raises(ValueError, match="4 query heads cannot be dealt out evenly to 3 ranks"):
         load(str(checkpoint), rank=0, num_ranks=3)
+
+
+def test_the_benchmark_of_sums_records(tmp_path, capsys):
+    path = tmp_path / "sums.json"
+    assert main([
+        "bench", "sums", "--device", "cpu", "--hidden", "8", "--repetitions", "2", "--output",
+        str(path)
+    ]) == 0
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["tokens"] for row in rows] == [1, 8, 32, 128, 256, 512, 2048]
+    assert all(len(row["gloo"]) == 2 and min(row["gloo"]) > 0 for row in rows)
+    assert "2048" in capsys.readouterr().out
+    assert main(["bench", "sums", "--tensor-parallel-size", "1"]) == 2
 
 
 # ── each rank reads its part ──────────────────────────────────────────────────────────────────────

@@ -4,7 +4,7 @@ A sum is as fast as its size lets it be. NCCL is general. Over NVLink a kernel c
 the other GPUs have written to memory that all of them see (symmetric memory): everything at once
 (one-shot), which takes one meeting; or its share, and then the shares that the others have summed
 (two-shot), which takes two and moves less. Microseconds of a sum of [tokens, 4096] bfloat16 in a
-graph, on two H200s:
+graph, on two H200s (`bench sums`):
 
     tokens      1     8    32   128   256   2,048
     NCCL     11.0  11.5  13.0  18.8  31.8    78
