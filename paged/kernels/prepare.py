@@ -14,8 +14,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(
-    do_not_specialize=["num_tokens", "num_rows", "table_width", "first_token", "num_embeddings"])
+@triton.jit(do_not_specialize=["num_tokens", "num_rows", "table_width"])
 def _prepare_kernel(ids_ptr, seats_ptr, new_blocks_ptr, seq_lens_ptr, query_start_loc_ptr,
                     tables_ptr, tokens_ptr, embedding_ptr, x_ptr, squares_ptr, positions_ptr,
                     slots_ptr, out_tables_ptr, num_tokens, num_rows, table_width, first_token,
