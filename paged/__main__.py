@@ -15,6 +15,7 @@ BENCHMARKS = {
     "workload": "tokens a second, end to end",
     "products": "a layer's matrix products, ours against the library's, at many sizes",
     "engines": "the same prompts through any installed engine",
+    "sums": "sums over ranks, in each of their ways, at many sizes",
     "peer": "decoding beside transformers' generate, in one run",
 }
 
@@ -130,6 +131,10 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
         "--kv-cache-dtype", default="auto", metavar="DTYPE",
         help="of K and V in the cache: float32, bfloat16, float16, or auto, the "
         "model's (%(default)s)")
+    parser.add_argument(
+        "--tensor-parallel-size", type=int, default=1, metavar="RANKS",
+        help="GPUs that share the model, each with a part of its weights and of the "
+        "cache; on a CPU, processes (%(default)s)")
     parser.add_argument("--quiet", action="store_true",
                         help="no progress bars, and no times of start-up")
 
@@ -143,7 +148,7 @@ def _load(args, trace=None):
     from paged.llm import LLM
     names = ("device", "dtype", "block_size", "num_blocks", "gpu_memory_utilization",
              "max_model_len", "max_num_seqs", "max_num_batched_tokens", "attention_backend",
-             "enforce_eager", "preemption", "kv_cache_dtype")
+             "enforce_eager", "preemption", "kv_cache_dtype", "tensor_parallel_size")
     llm = LLM(args.model, **{name: getattr(args, name)
                              for name in names}, trace=trace or NO_TRACE, use_tqdm=not args.quiet)
     if not args.quiet:

@@ -116,7 +116,8 @@ class Prepared(NamedTuple):
 
 
 def prepare(ids: Tensor, seats: Tensor, new_blocks: Tensor, seq_lens: Tensor,
-            query_start_loc: Tensor, state: Seats, embedding: Tensor, block_size: int) -> Prepared:
+            query_start_loc: Tensor, state: Seats, embedding: Tensor, block_size: int,
+            first_token: int | None = None) -> Prepared:
     """What the layers of a step start from: tokens, positions, slots and tables, from the seats.
 
     Args:
@@ -125,6 +126,8 @@ def prepare(ids: Tensor, seats: Tensor, new_blocks: Tensor, seq_lens: Tensor,
             table as the last of the context.
         query_start_loc: [requests + 1].
         state, embedding, block_size: as they are.
+        first_token: of an embedding that holds a part of the vocabulary; the other tokens get
+            zeros.
 
     The specification of `kernels.prepare`, which also knows padding.
     """
@@ -138,4 +141,10 @@ def prepare(ids: Tensor, seats: Tensor, new_blocks: Tensor, seq_lens: Tensor,
     blocks = tables[row, positions // block_size]
     slots = blocks.long() * block_size + positions % block_size
     ids = torch.where(ids < 0, state.tokens[seats[row]], ids)
-    return Prepared(torch.nn.functional.embedding(ids, embedding), None, positions, slots, tables)
+    if first_token is None:
+        x = torch.nn.functional.embedding(ids, embedding)
+    else:
+        here = (ids >= first_token) & (ids < first_token + len(embedding))
+        x = torch.nn.functional.embedding(torch.where(here, ids - first_token, 0), embedding)
+        x = torch.where(here[:, None], x, 0)
+    return Prepared(x, None, positions, slots, tables)
