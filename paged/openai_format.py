@@ -40,7 +40,7 @@ WITHOUT_EFFECT = {
     "user", "metadata", "safety_identifier", "prompt_cache_key", "service_tier", "store"
 }
 """What a client notes about its request; no answer depends on it."""
-ONLY_AS = {
+ONLY_AS: dict[str, list] = {
     "best_of": [1], "echo": [False], "suffix": [""], "response_format": [{"type": "text"}],
     "tool_choice": ["none", "auto"], "parallel_tool_calls": [True], "modalities": [["text"]]
 }
