@@ -29,13 +29,13 @@ class AsyncLLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[RequestOutput]:
         """`LLM.generate`."""
-        return await self._generate(self.llm.check(prompts, sampling_params))
+        return await self.run(self.llm.check(prompts, sampling_params))
 
     async def chat(self, messages: list[dict] | Sequence[list[dict]],
                    sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
                    **options) -> list[RequestOutput]:
         """`LLM.chat`; the options are those of `tokenizer.chat`."""
-        return await self._generate(self.llm.check(messages, sampling_params, options))
+        return await self.run(self.llm.check(messages, sampling_params, options))
 
     def stream(self, prompt: Prompt,
                sampling_params: SamplingParams | None = None) -> AsyncIterator[RequestOutput]:
@@ -57,7 +57,8 @@ class AsyncLLM:
     async def __aexit__(self, *exception) -> None:
         await self.close()
 
-    async def _generate(self, requests: list[Checked]) -> list[RequestOutput]:
+    async def run(self, requests: list[Checked]) -> list[RequestOutput]:
+        """Complete what `LLM.check` has let pass, as one call."""
         call, box = self._call(requests)
         try:
             call.start()

@@ -73,7 +73,8 @@ class Wanted(NamedTuple):
         prompts: one or several; a conversation is one.
         params: of all of them.
         template: options of `tokenizer.chat`; None for what is no conversation.
-        fill: no max_tokens was named: each answer may be as long as the engine can hold.
+        fill: no max_tokens was named: each answer may be as long as the engine can hold, and what
+            params have is the least.
         stream: the answer is to come piece by piece.
         include_usage: and its counts after the last piece.
     """
@@ -124,19 +125,21 @@ def read_body(path: str, body: Any, model: str, defaults: SamplingParams) -> Wan
             "stream_options are given and stream is not true: set it, or leave them "
             "away", "stream_options")
     asked = _sampling(body, chat)
+    fill = chat and "max_tokens" not in asked
+    if fill:
+        asked["max_tokens"] = asked.get("min_tokens", 1) or 1  # no more, to be checked
     try:
         params = replace(defaults, **asked)
     except ValueError as error:
         raise APIError(str(error), _param(error, body)) from None
     return Wanted(chat, [_messages(body)] if chat else _prompts(body), params,
-                  _template(body) if chat else None, chat and "max_tokens" not in asked, stream,
-                  _bool(usage, "include_usage"))
+                  _template(body) if chat else None, fill, stream, _bool(usage, "include_usage"))
 
 
 def checked_requests(wanted: Wanted, llm) -> list[Checked]:
     """What an LLM checks before it generates, one request a prompt. Raises APIError for what it
     can never serve."""
-    params = replace(wanted.params, max_tokens=1) if wanted.fill else wanted.params
+    params = wanted.params
     try:
         requests = llm.check(wanted.prompts, params, wanted.template)
     except Closed:
