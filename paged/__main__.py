@@ -1,4 +1,4 @@
-"""The command line: python -m paged generate | trace | theatre | bench | models."""
+"""The command line: python -m paged generate | batch | trace | theatre | bench | models."""
 
 from __future__ import annotations
 
@@ -54,6 +54,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     from paged.lab.theatre import command as theatre
+    from paged.offline import command as batch
     parser = argparse.ArgumentParser(prog="python -m paged",
                                      description="A paged-attention inference engine.")
     commands = parser.add_subparsers(required=True, metavar="command")
@@ -85,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     add_sampling_options(trace)
     trace.set_defaults(run=_trace)
 
+    batch.add_command(commands)
     theatre.add_command(commands)
 
     bench = commands.add_parser("bench", help="measure",

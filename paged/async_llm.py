@@ -15,14 +15,16 @@ from paged.sampling import SamplingParams
 class AsyncLLM:
     """A language model whose calls are awaited, from any number of tasks and event loops.
 
-    Takes what `LLM` takes. A task that is cancelled aborts its own requests.
+    Takes what `LLM` takes, or an LLM that there is already. A task that is cancelled aborts its own
+    requests.
 
     Attributes:
         llm: the LLM behind it, which threads may call meanwhile.
     """
 
     def __init__(self, *args, **kwargs):
-        self.llm = LLM(*args, **kwargs)
+        given = len(args) == 1 and isinstance(args[0], LLM) and not kwargs
+        self.llm = args[0] if given else LLM(*args, **kwargs)
 
     async def generate(
         self, prompts: Prompt | Sequence[Prompt],
