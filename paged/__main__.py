@@ -16,6 +16,7 @@ BENCHMARKS = {
     "scheduler": "cost of scheduling and block logic, without a model",
     "workload": "tokens a second, end to end",
     "products": "a layer's matrix products, ours against the library's, at many sizes",
+    "fleet": "requests routed to many replicas, simulated without a model",
     "peer": "decoding beside transformers' generate, in one run",
 }
 
