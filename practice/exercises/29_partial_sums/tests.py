@@ -62,7 +62,7 @@ def cases():
         w, b = torch.ones(2, 4), torch.tensor([1.0, -2.0])
         zeros = torch.zeros(1, 2)
         parts = [partial_product(zeros, *piece_of_rank(w, b, 2, rank)) for rank in range(2)]
-        sum(parts)                                                      # → torch.tensor([[1.0, -2.0]])
+        sum(parts)                                                  # → torch.tensor([[1.0, -2.0]])
     """
     yield "no token at all", """
         list(summed(piece_of_rank, partial_product, 0, 5, 8, 2).shape)  # → [0, 5]
