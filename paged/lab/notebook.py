@@ -21,7 +21,6 @@ import inspect
 import itertools
 import json
 import textwrap
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
@@ -29,44 +28,12 @@ from pathlib import Path
 
 from IPython.display import HTML, Markdown, display
 
-from paged.lab.colors import COLORS
+from paged.lab.colors import COLORS, DARK
+from paged.lab.plots import number_of, palette, plot, style
 
-_INK = "#5f6b78"  # Text and axes of plots: readable on white as on near black.
-
-
-def style() -> None:
-    """Make matplotlib draw for this book: SVG, no background, the colours above in their order."""
-    import matplotlib
-    from cycler import cycler
-    from matplotlib_inline.backend_inline import set_matplotlib_formats
-
-    set_matplotlib_formats("svg")
-    matplotlib.rcParams.update({
-        "figure.figsize": (6.6, 3.3),
-        "figure.facecolor": "none",
-        "axes.facecolor": "none",
-        "figure.constrained_layout.use": True,
-        "svg.hashsalt": "paged",
-        "font.size": 10.5,
-        "text.color": _INK,
-        "axes.labelcolor": _INK,
-        "axes.edgecolor": _INK,
-        "axes.titlecolor": _INK,
-        "xtick.color": _INK,
-        "ytick.color": _INK,
-        "axes.titlesize": 11.5,
-        "axes.titlelocation": "left",
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.axisbelow": True,
-        "axes.grid": True,
-        "axes.grid.axis": "y",
-        "grid.color": COLORS["free"],
-        "grid.alpha": 0.3,
-        "lines.linewidth": 2,
-        "legend.frameon": False,
-        "axes.prop_cycle": cycler(color=[COLORS[name] for name in COLORS if name != "free"]),
-    })
+__all__ = [
+    "COLORS", "DARK", "Film", "check", "explorer", "plot", "record", "source", "style", "table"
+]
 
 
 def source(*objects: Callable) -> None:
@@ -132,21 +99,18 @@ def record(name: str) -> dict:
     raise FileNotFoundError(f"no record {name!r}; there are {', '.join(names) or 'none'}")
 
 
-_figures = itertools.count(1)
-
-
 def _figure(kind: str, title: str, data: dict) -> None:
     """Show lab/figures/<kind>.js over this data; the script there defines `figure(root, data)`."""
     css, common, script = ((files("paged.lab") / "figures" / name).read_text(encoding="utf-8")
                            for name in ("figures.css", "common.js", f"{kind}.js"))
-    palette = "".join(f"--{name}:{color};" for name, color in COLORS.items())
-    payload = json.dumps({"title": title, **data}, separators=(",", ":")).replace("<", "\\u003c")
-    # Unique in the page, and the same in every build.
-    root = f"paged-{kind}-{next(_figures)}-{zlib.crc32(payload.encode()):08x}"
+    number = number_of(title)
+    payload = json.dumps({"title": title, "number": number, **data}, separators=(",", ":"))
+    payload = payload.replace("<", "\\u003c")
+    root = f"figure-{number}"
     display(
         HTML(f"""<div class="paged-figure" id="{root}" role="group" aria-label="{escape(title)}">
 <noscript>This figure needs JavaScript.</noscript></div>
-<style>.paged-figure{{{palette}}}
+<style>.paged-figure{{{palette()}}}
 {css}</style>
 <script>(function () {{
 {common}{script}

@@ -11,3 +11,5 @@ function h(tag, attributes, ...children) {
 
 const number = (value) => Math.round(value).toLocaleString("en-US");
 const swatch = (color, label) => h("span", {class: "key"}, h("i", {class: "swatch " + color}), label);
+const heading = (root, data) => h("p", {class: "title"},
+  h("a", {href: "#" + root.id}, "Figure " + data.number), ". " + data.title);

@@ -15,7 +15,7 @@ function figure(root, data) {
   const rows = data.bars.map((name) => h("tr", {}, h("th", {scope: "row"}, name), ...data.series.map(() => h("td"))));
 
   root.replaceChildren(
-    h("p", {class: "title"}, data.title),
+    heading(root, data),
     h("div", {class: "sliders"}, ...sliders),
     h("div", {class: "legend"}, ...data.series.map((series) => swatch(series.color, series.label))),
     h("div", {class: "bars"},

@@ -21,7 +21,7 @@ function figure(root, data) {
                              oninput: (event) => go(Number(event.target.value))});
 
   root.replaceChildren(
-    h("p", {class: "title"}, data.title),
+    heading(root, data),
     h("div", {class: "controls"}, previous, play, next, h("span", {class: "reach"}, slider, count)), say, log,
     h("div", {class: "part"}, "Requests and their block tables", h("span", {class: "muted"}, "logical → physical block")), requests,
     h("div", {class: "part"}, "The pool", h("span", {class: "legend"}, swatch("used", "one reference"),
