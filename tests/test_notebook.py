@@ -177,7 +177,8 @@ def test_film_follows_the_pool(shown):
     film.shot("freed", B=(fork, ["x", "y", "z", "w"]))
     film.play("A film")
     frames = payload(shown[0].data)["frames"]
-    assert [frame["touched"] for frame in frames] == [[0, 1], [0, 1], [2], [1]]
+    assert [frame["touched"] for frame in frames] == [[0, 1], [0, 1], [1, 2],
+                                                      [0, 1]], "a copy touches both, a count too"
     assert [frame["ref_cnt"] for frame in frames] == [[1, 1, 0, 0], [2, 2, 0, 0], [2, 1, 1, 0],
                                                       [1, 0, 1, 0]]
     assert frames[-1]["queue"] == [3, 1]

@@ -164,6 +164,7 @@ class Film:
         text."""
         events = self.pool.trace.events[self._seen:]
         self._seen += len(events)
+        before = [list(tokens) for tokens in self._contents]
         for event in events:
             if event["event"] == "KV_BLOCK_ALLOCATE":
                 self._contents[event["block"]] = []
@@ -172,14 +173,16 @@ class Film:
                 first = index * self.block_size
                 self._contents[block] = list(
                     tokens[first:first + self.block_size]) or self._contents[block]
+        touched = {event[key] for event in events for key in ("source", "block") if key in event}
+        touched |= {block for event in events for block in event.get("blocks", ())}
+        touched |= {b for b, tokens in enumerate(self._contents) if tokens and tokens != before[b]}
         self.frames.append({
             "text": text, "events": [
                 "  ".join([event["event"]] + [
                     f"{key}={value}" for key, value in event.items() if key not in ("step", "event")
                 ]) for event in events
-            ], "touched": sorted({event["block"]
-                                  for event in events if "block" in event}),
-            "ref_cnt": list(self.pool.ref_cnt), "queue": self.pool.free_queue(),
+            ], "touched": sorted(touched), "ref_cnt": list(self.pool.ref_cnt),
+            "queue": self.pool.free_queue(),
             "contents": [list(tokens) for tokens in self._contents], "requests": {
                 name: {"blocks": list(blocks), "tokens": len(tokens)}
                 for name, (blocks, tokens) in requests.items()

@@ -19,6 +19,9 @@ from paged.lab.colors import COLORS, INK, INKS
 
 _numbers: dict[str, int] = {}
 _next = itertools.count(1)
+STRIPES = ('<pattern id="{}-stripes" width="6" height="6" patternUnits="userSpaceOnUse" '
+           'patternTransform="rotate(45)"><rect width="6" height="6" style="fill: var(--shared)"/>'
+           '<rect width="2" height="6" style="fill: #000; fill-opacity: 0.3"/></pattern>')
 _TEXT = re.compile(r'<g style="fill: (#[0-9a-f]{6})')
 
 
@@ -83,7 +86,11 @@ def themed(svg: str, prefix: str) -> str:
                        if found[1] in inks else found[0]), svg)
     for name, color in [*COLORS.items(), ("plot-ink", INK)]:
         svg = svg.replace(color, f"var(--{name})")
-    return svg
+    # What is shared can be told from what is used without the colour.
+    striped = re.sub(r'(<path [^>]*style="fill: )var\(--shared\)', rf"\1url(#{prefix}-stripes)",
+                     svg)
+    return striped.replace("<defs>", f"<defs>{STRIPES.format(prefix)}",
+                           1) if striped != svg else svg
 
 
 def plot(shows: str, caption: str) -> None:

@@ -5,7 +5,7 @@ function figure(root, data) {
   const outputs = data.controls.map(() => h("output"));
   const sliders = data.controls.map((control, i) => h("label", {},
     h("span", {class: "now"}, control.label, outputs[i]),
-    h("input", {type: "range", min: 0, max: control.values.length - 1, value: position[i],
+    h("input", {type: "range", "aria-label": control.label, min: 0, max: control.values.length - 1, value: position[i],
                 oninput: (event) => { position[i] = Number(event.target.value); draw(); }})));
 
   const segments = data.bars.map(() => data.series.map((series) => h("i", {class: series.color})));

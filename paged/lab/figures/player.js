@@ -105,8 +105,9 @@ function figure(root, data) {
     slider.value = at;
     slider.setAttribute("aria-valuetext", "step " + (at + 1) + " of " + (last + 1) + ": " + frame.text);
     count.textContent = (at + 1) + " / " + (last + 1);
-    previous.disabled = at === 0;
-    next.disabled = at === last;
+    // Disabled for readers, not for the browser: a button that is really disabled loses the focus.
+    previous.setAttribute("aria-disabled", at === 0);
+    next.setAttribute("aria-disabled", at === last);
   }
   show(0);
 }
