@@ -35,17 +35,23 @@ __all__ = [
     "COLORS", "DARK", "Film", "check", "explorer", "plot", "record", "source", "style", "table"
 ]
 
+OPEN = 24  # lines of a listing that stands on the page unfolded
+
 
 def source(*objects: Callable) -> None:
     """Show the source of functions, methods or classes of the package, each with the file it stands
-    in."""
+    in; one of more than `OPEN` lines is folded."""
     for thing in objects:
         function = inspect.unwrap(getattr(
             thing, "fn", thing))  # Triton wraps its kernels, PyTorch its decorated ones.
         lines, start = inspect.getsourcelines(function)
         path = Path(inspect.getfile(function)).relative_to(Path(__file__).parents[2])
-        code = textwrap.dedent("".join(lines)).rstrip()
-        display(Markdown(f"`{path.as_posix()}`, from line {start}:\n\n```python\n{code}\n```"))
+        code = f"```python\n{textwrap.dedent(''.join(lines)).rstrip()}\n```"
+        if len(lines) > OPEN:
+            name = getattr(function, "__qualname__", path.stem)
+            code = (f'<details class="listing"><summary><code>{name}</code>, {len(lines)} lines'
+                    f"</summary>\n\n{code}\n\n</details>")
+        display(Markdown(f"`{path.as_posix()}`, from line {start}:\n\n{code}"))
 
 
 def check(name: str, got, want, atol: float = 1e-5) -> None:
