@@ -44,10 +44,11 @@ def test_table_formats_numbers(shown):
     ]
 
 
-def test_source_names_file_and_line(shown):
+def test_source_names_file_and_line(shown, monkeypatch):
     from paged.attention import paged_attention
     from paged.runner import ModelRunner
 
+    monkeypatch.setattr(notebook, "OPEN", 10**6)
     notebook.source(BlockPool.allocate, paged_attention,
                     ModelRunner.launch)  # the last one is decorated
     for output, start in zip(
@@ -56,6 +57,14 @@ def test_source_names_file_and_line(shown):
                     r"paged/runner.py`, from line \d+:\n\n```python\n@torch.inference_mode"),
             strict=True):
         assert re.match("`" + start, output.data)
+
+
+def test_a_long_listing_is_folded(shown):
+    notebook.source(BlockPool.allocate, BlockPool)
+    short, long = (output.data for output in shown)
+    assert "<details" not in short and "class BlockPool" in long
+    assert re.search(r"<summary><code>BlockPool</code>, \d+ lines</summary>\n\n```python\n", long)
+    assert long.endswith("```\n\n</details>")
 
 
 def test_record_finds_both_copies_and_names_what_there_is(tmp_path, monkeypatch):
