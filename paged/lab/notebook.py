@@ -105,7 +105,7 @@ def record(name: str) -> dict:
     raise FileNotFoundError(f"no record {name!r}; there are {', '.join(names) or 'none'}")
 
 
-def _figure(kind: str, title: str, data: dict) -> None:
+def interactive(kind: str, title: str, data: dict) -> None:
     """Show lab/figures/<kind>.js over this data; the script there defines `figure(root, data)`."""
     css, common, script = ((files("paged.lab") / "figures" / name).read_text(encoding="utf-8")
                            for name in ("figures.css", "common.js", f"{kind}.js"))
@@ -125,7 +125,8 @@ figure(document.getElementById("{root}"), {payload});
 
 
 def explorer(title: str, compute: Callable[..., Mapping[str, Mapping[str, float]]],
-             controls: Mapping[str, Sequence[float]], series: Mapping[str, str], unit: str) -> None:
+             controls: Mapping[str, Sequence[float]], series: Mapping[str, str], unit: str,
+             limit: tuple[str, Callable[..., float]] | None = None) -> None:
     """Show stacked bars under sliders; everything is computed now, so that the page needs no
     kernel.
 
@@ -136,16 +137,21 @@ def explorer(title: str, compute: Callable[..., Mapping[str, Mapping[str, float]
         series: key of COLORS -> what it stands for, from the left of a bar to its right. The first
             is the useful one: its share of the bar is printed beside it.
         unit: of the amounts.
+        limit: what a dashed line across the bars stands for, and its amount for one value of each
+            control.
     """
     results = [compute(*values) for values in itertools.product(*controls.values())]
     bars = list(results[0])
     amounts = [[[result[bar].get(key, 0) for key in series] for bar in bars] for result in results]
-    _figure(
+    interactive(
         "explorer", title, {
             "controls": [{"label": label, "values": list(values)}
-                         for label, values in controls.items()], "series": [
-                             {"color": key, "label": label} for key, label in series.items()
-                         ], "bars": bars, "amounts": amounts, "unit": unit
+                         for label, values in controls.items()],
+            "series": [{"color": key, "label": label} for key, label in series.items()],
+            "bars": bars, "amounts": amounts, "unit": unit, "limit": limit and {
+                "label": limit[0],
+                "amounts": [limit[1](*values) for values in itertools.product(*controls.values())]
+            }
         })
 
 
@@ -197,4 +203,4 @@ class Film:
 
     def play(self, title: str) -> None:
         """Show the frames, with buttons, a slider and the arrow keys to step through them."""
-        _figure("player", title, {"block_size": self.block_size, "frames": self.frames})
+        interactive("player", title, {"block_size": self.block_size, "frames": self.frames})
