@@ -1,9 +1,10 @@
 """List what the chapters cite of other projects: python book/citations.py [--tree PROJECT=FOLDER]
 
 A line for every file with its project, version and names, for every issue, pull request and
-advisory with its number, and for every paper on arXiv; each with its chapter and line. When a newer version is out, unpack it and
-name the folder: --tree, which may be repeated, then marks files and names that are no longer there,
-and the exit status is 1. What an issue says a person has to read again.
+advisory with its number, and for every paper on arXiv; each with its chapter and line. When a newer
+version is out, unpack it and name the folder: --tree, which may be repeated, then marks files and
+names that are no longer there, and the exit status is 1. What an issue says a person has to read
+again.
 
 A file is cited as `path/to/file.py` in a sentence that names project and version, or in a list
 under **project version**, under `folder/`: with the names it stands for before the first colon.
