@@ -129,7 +129,7 @@ def parts() -> dict[str, str]:
     for part in toc["parts"]:
         for entry in part["chapters"]:
             text = (ROOT / f"{entry['file']}.md").read_text(encoding="utf-8")
-            part_of[re.search("^# (.*)$", text, re.M)[1]] = part["caption"]
+            part_of[re.findall("^# (.*)$", text, re.M)[0]] = part["caption"]
     return {e.name: part_of.get(e.chapter, e.chapter) for e in load_exercises()}
 
 

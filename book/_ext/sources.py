@@ -73,10 +73,11 @@ class FileLinks(SphinxPostTransform):
                 page = f"source/{text}"
                 wanted = self.app.config.source_pages
                 wanted.add(text)
-                target = self.app.builder.get_relative_uri(docname, page)
+                target: str | None = self.app.builder.get_relative_uri(docname, page)
                 after = literal.next_node(descend=False, siblings=True)
                 line = LINE.match(after.astext()) if isinstance(after, nodes.Text) else None
-                target += f"#L-{line[1]}" if line else ""
+                if line:
+                    target = f"{target}#L-{line[1]}"
             else:
                 target = cited(text, found) if citations.FILE.fullmatch(text) else None
             if target:

@@ -1,5 +1,5 @@
-// What is wider than its column scrolls in a box of its own. Such a box says that there is more, and can be reached
-// and scrolled with the keyboard.
+// Three things that the theme leaves open. The arrows of its contents get names. What is wider than its column scrolls in a box of its own. Such a box says that there is more, and can be reached
+// and scrolled with the keyboard. And the contents of the page follow it.
 (() => {
   const WIDE = ".paged-plot .wide, .pst-scrollable-table-container, .bd-article div.highlight pre, .formula, .bd-article .output.text_plain";
   const look = (box) => {
@@ -13,6 +13,9 @@
     }
   };
   const start = () => {
+    document.querySelectorAll("summary:has(.toctree-toggle)").forEach((summary) => {
+      summary.setAttribute("aria-label", "Pages of: " + summary.closest("li").querySelector("a").textContent.trim());
+    });
     const boxes = [...document.querySelectorAll(WIDE)];
     const sizes = new ResizeObserver((entries) => entries.forEach((entry) => look(entry.target)));
     boxes.forEach((box) => {

@@ -94,11 +94,12 @@ def request_timeline(title: str, run: Callable[..., Trace], controls: Mapping[st
         controls: label of a slider -> the values it takes; three, in the order of `run`.
         names: of the requests, in the order of their rows.
     """
-    runs = []
+    runs, longest = [], 0
     for budget, seats, blocks in itertools.product(*controls.values()):
         trace = run(budget, seats, blocks)
         rows = steps(trace)
         computed = [row["prefill"] + row["decode"] for row in rows]
+        longest = max(longest, len(rows))
         back = sum(row["preempted"] for row in rows)
         runs.append({
             "requests": lanes(trace, names), "tokens": computed,
