@@ -16,6 +16,7 @@ import os
 import torch
 
 from paged.attention import Attention, Shape
+from paged.fp8 import FP8
 
 MAX_HEAD_DIM, MAX_GROUP = 256, 32
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -34,9 +35,9 @@ def why_not(shape: Shape) -> str | None:
     cache = shape.cache
     if importlib.util.find_spec("triton") is None:
         return "the triton package is not installed (it comes with PyTorch for CUDA on Linux)"
-    if shape.dtype not in DTYPES or cache.dtype not in DTYPES:
+    if shape.dtype not in DTYPES or cache.dtype not in (*DTYPES, FP8):
         return (f"q is {shape.dtype} and the cache {cache.dtype}; the kernels take one of {DTYPES} "
-                f"for each")
+                f"for each, and a cache of {FP8}")
     if cache.head_dim > MAX_HEAD_DIM or shape.num_heads > MAX_GROUP * cache.num_kv_heads:
         return (f"head_dim is {cache.head_dim} and {shape.num_heads} heads share "
                 f"{cache.num_kv_heads} KV heads; the kernels take up to {MAX_HEAD_DIM}, and up to "
