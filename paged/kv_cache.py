@@ -201,8 +201,8 @@ def put(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
 
 
 def take(cache: torch.Tensor, *index: torch.Tensor) -> torch.Tensor:
-    """cache[index] of one layer's K or V: whole blocks, or rows by block and offset. Of an FP8 cache
-    what they stand for, in float32."""
+    """cache[index] of one layer's K or V, blocks or rows; of an FP8 cache what they stand for, in
+    float32."""
     if cache.dtype != FP8:
         return cache[index]
     return dequantize(cache.view(torch.uint8)[index].view(FP8), scales_of(cache)[index])

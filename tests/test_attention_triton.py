@@ -28,8 +28,8 @@ MIXTURE = [(40, 1), (0, 0), (9, 9), (65, 0), (0, 1), (131, 66), (1, 1), (77, 2)]
 
 def batch(requests, num_heads, num_kv_heads, head_dim, block_size, dtype=torch.float32, seed=0,
           cache=None):
-    """q, caches, block tables, lengths, offsets and scale of a batch, on DEVICE; the caches of their
-    own dtype, or of q's."""
+    """q, caches, block tables, lengths, offsets and scale of a batch, on DEVICE; the caches of
+    their own dtype, or of q's."""
     generator = torch.Generator().manual_seed(seed)
     blocks = [-(-context // block_size) for context, _ in requests]
     num_blocks = sum(blocks) + 2

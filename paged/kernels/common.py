@@ -52,7 +52,7 @@ def load_rows(base, slots, dtype, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constex
     else:
         rows = tl.load(pointers, mask=(tl.arange(0, PADDED_DIM) < HEAD_DIM)[None, :], other=0)
     if GAP:
-        rows = from_fp8(rows)
+        return from_fp8(rows, dtype)
     return rows.to(dtype)
 
 
@@ -76,15 +76,22 @@ def scale_pointers(cache_ptr, kv_head, slots, ROW: tl.constexpr, BLOCK_SIZE: tl.
 
 
 @triton.jit
-def from_fp8(byte):
-    """The number of each byte, over 256, as float16: the bits moved to where float16 has them.
+def from_fp8(byte, dtype):
+    """The number of each byte, over 256, in that dtype: the bits moved to where a wider type has
+    them.
 
-        s eeee mmm    ►    s 0eeee mmm0000000      exponents 8 apart, hence the 256
+        FP8         s eeee mmm
+        float16     s 0eeee mmm0000000         exponents 8 apart: the number over 2⁸
+        bfloat16    s 0000eeee mmm0000         120 apart
 
     No card needs to know FP8 for that. NaN becomes a number; its scale is NaN.
     """
     bits = byte.to(tl.int16)
-    return (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True)
+    sign, rest = (bits & 0x80) << 8, bits & 0x7F
+    if dtype == tl.bfloat16:
+        wide = (sign | (rest << 4)).to(tl.bfloat16, bitcast=True)
+        return (wide * 5.192296858534828e33).to(tl.bfloat16)  # 2¹¹²
+    return (sign | (rest << 7)).to(tl.float16, bitcast=True).to(dtype)
 
 
 @triton.jit

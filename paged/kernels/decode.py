@@ -208,8 +208,8 @@ def decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
 
     q, out: [N, num_heads, head_dim], the heads of a token side by side; caches: a layer of a
     PagedKVCache, [num_blocks, block_size, num_kv_heads, head_dim]; block_tables: [requests,
-    max_blocks], seq_lens: [requests], query_start_loc: [requests + 1], int32 on the GPU. A context of 0 tokens
-    gives zeros. The launch depends on shapes alone: safe to capture in a CUDA graph.
+    max_blocks], seq_lens: [requests], query_start_loc: [requests + 1], int32 on the GPU. A context
+    of 0 tokens gives zeros. The launch depends on shapes alone: safe to capture in a CUDA graph.
 
     early: start while the kernel before is still at work, and wait for what it writes; seq_lens and
     query_start_loc, which are read at once, must be older.

@@ -144,8 +144,8 @@ def prefill(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
 
     q, out: [N, num_heads, head_dim], the heads of a token side by side; caches: a layer of a
     PagedKVCache, [num_blocks, block_size, num_kv_heads, head_dim]; block_tables: [requests,
-    max_blocks], seq_lens: [requests], query_start_loc: [requests + 1], int32 on the GPU. A context of 0 tokens
-    gives zeros.
+    max_blocks], seq_lens: [requests], query_start_loc: [requests + 1], int32 on the GPU. A context
+    of 0 tokens gives zeros.
     """
     (num_tokens, num_heads, head_dim), num_requests = q.shape, len(seq_lens)
     _, block_size, num_kv_heads, _ = k_cache.shape

@@ -205,14 +205,15 @@ def _qkv_kernel(x_ptr, weight_ptr, squares_ptr, bias_ptr, positions_ptr, slots_p
             at = base + row[None, :] + dim[:, None]
             stored = inside & (slot >= 0)[None, :]
             if GAP:
-                own_scale, inverse = fp8_scale(tl.maximum(largest(first, 0), largest(second, 0)))
-                first, second = (to_fp8(first * inverse[None, :]), to_fp8(
-                    second * inverse[None, :]))
-                tl.store(
-                    scale_pointers(base, kv_head, slot, NUM_KV_HEADS * HEAD_DIM, BLOCK_SIZE, GAP),
-                    own_scale, mask=valid & (slot >= 0))
-            tl.store(at, first.to(base.dtype.element_ty), mask=stored)
-            tl.store(at + half, second.to(base.dtype.element_ty), mask=stored)
+                row_scale, inverse = fp8_scale(tl.maximum(largest(first, 0), largest(second, 0)))
+                scales = scale_pointers(base, kv_head, slot, NUM_KV_HEADS * HEAD_DIM, BLOCK_SIZE,
+                                        GAP)
+                tl.store(scales, row_scale, mask=valid & (slot >= 0))
+                tl.store(at, to_fp8(first * inverse[None, :]), mask=stored)
+                tl.store(at + half, to_fp8(second * inverse[None, :]), mask=stored)
+            else:
+                tl.store(at, first.to(base.dtype.element_ty), mask=stored)
+                tl.store(at + half, second.to(base.dtype.element_ty), mask=stored)
 
 
 def tile_shape(kind: str, num_tokens: int) -> tuple[int, int, int, int, int]:
