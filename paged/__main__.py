@@ -127,8 +127,8 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
                         help="what happens to a request that must give way (%(default)s)")
     parser.add_argument(
         "--kv-cache-dtype", default="auto", metavar="DTYPE",
-        help="of K and V in the cache: float32, bfloat16, float16, or auto, the "
-        "model's (%(default)s)")
+        help="of K and V in the cache: float32, bfloat16, float16, fp8 (half the bytes, scales "
+        "included), or auto, the model's (%(default)s)")
     parser.add_argument("--quiet", action="store_true",
                         help="no progress bars, and no times of start-up")
 
