@@ -154,8 +154,8 @@ def test_each_speedup_switched_off(name):
     dict(backend="reference")
 ])
 def test_other_caches_and_backends_run_fused(settings):
-    """Whoever cannot run in graphs runs without, fused and ahead; bf16 keys flip near ties, FP8 ones
-    sooner."""
+    """Whoever cannot run in graphs runs without, fused and ahead; bf16 keys flip near ties, FP8
+    keys sooner."""
     requests = [(prompt, greedy(9)) for prompt in PROMPTS]
     engine = engine_on(GPU, **settings)
     assert engine.runs_ahead and engine.runner.fused
