@@ -14,6 +14,7 @@ BENCHMARKS = {
     "scheduler": "cost of scheduling and block logic, without a model",
     "workload": "tokens a second, end to end",
     "products": "a layer's matrix products, ours against the library's, at many sizes",
+    "cache_dtype": "what fewer bits for K and V cost in answers, on a CPU",
     "peer": "decoding beside transformers' generate, in one run",
 }
 
