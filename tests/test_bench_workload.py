@@ -38,10 +38,11 @@ def test_the_workload_benchmark_records(tmp_path, monkeypatch, capsys):
     path = tmp_path / "record.json"
     workload.main([
         "--device", "cpu", "--layers", "1", "--budget", "64", "--requests", "2", "--longest", "3",
-        "--tokens", "2", "--output",
+        "--tokens", "2", "--kv-cache-dtype", "fp8", "--output",
         str(path)
     ])
     record = json.loads(path.read_text())
+    assert record["kv_cache_dtype"] == "fp8" and "--kv-cache-dtype fp8" in record["command"]
     prompts, params = workload.workload(2, 1, 3)
     wanted = sum(p.max_tokens for p in params)
     assert record["output_tokens"] == wanted <= 6 and len(record["workload_tokens_per_s"]) == 2

@@ -40,7 +40,6 @@ ABLATIONS = {
     "in step": {"run_ahead": False}, "no graphs": {"graphs": False},
     "plain PyTorch kernels": {"fused": False}
 }
-
 FILTERS: dict[str, dict[str, Any]] = {
     "temperature": {}, "top-p and top-k": {"top_p": 0.95, "top_k": 50}, "top-p": {"top_p": 0.95},
     "min-p": {"min_p": 0.05}, "repetition penalty": {"repetition_penalty": 1.1}
@@ -300,31 +299,31 @@ def main(argv: list[str] | None = None) -> int:
                         help="tokens of its longest prompts and answers (1024; on a CPU 64)")
     parser.add_argument("--tokens", type=int,
                         help="tokens of each of 1, 8 and 32 requests at once (512; on a CPU 8)")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="of K and V (%(default)s)")
     parser.add_argument("--ablations", action="store_true",
                         help="also with each speed-up switched off")
     parser.add_argument("--output", type=Path, help="JSON file to write")
     args = parser.parse_args(argv)
     device = use_device(args.device)
     on_gpu = device.type == "cuda"
-    for name, default in {
-            "requests": 256 if on_gpu else 4, "longest": 1024 if on_gpu else 64,
-            "tokens": 512 if on_gpu else 8
-    }.items():
+    for name, defaults in dict(requests=(4, 256), longest=(64, 1024), tokens=(8, 512)).items():
         if getattr(args, name) is None:
-            setattr(args, name, default)
+            setattr(args, name, defaults[on_gpu])
     for name in ("block_size", "budget", "latency_budget", "layers", "requests", "longest",
                  "tokens"):
         whole_number("--" + name.replace("_", "-"), getattr(args, name), least=1)
     check_output(args.output)
-    record = machine("python -m paged bench workload" + (" --ablations" if args.ablations else "")
-                     + ("" if args.block_size == 16 else f" --block-size {args.block_size}"))
+    record = machine(
+        "python -m paged bench workload" + (" --ablations" if args.ablations else "")
+        + ("" if args.block_size == 16 else f" --block-size {args.block_size}")
+        + ("" if args.kv_cache_dtype == "auto" else f" --kv-cache-dtype {args.kv_cache_dtype}"))
     dtype = torch.bfloat16 if on_gpu else torch.float32
     loaded = random_model(replace(QWEN3_0_6B, num_layers=args.layers), device, dtype)
     record |= {
         "model": f"Qwen3-0.6B shapes, {args.layers} layers, random weights",
         "dtype": str(dtype)[6:], "longest": args.longest, "at_once_tokens": args.tokens,
         "block_size": args.block_size, "max_num_batched_tokens": args.budget,
-        "latency_budget": args.latency_budget
+        "latency_budget": args.latency_budget, "kv_cache_dtype": args.kv_cache_dtype
     }
     prompts, params = workload(args.requests, min(100, (args.longest + 3) // 4), args.longest)
     record["input_tokens"] = sum(map(len, prompts))
@@ -332,9 +331,9 @@ def main(argv: list[str] | None = None) -> int:
 
     def engine(budget: int, **switched_off) -> LLM:
         start = time.perf_counter()
-        llm = LLM(loaded,
-                  block_size=args.block_size, max_num_batched_tokens=budget, max_model_len=max(
-                      4096, 2 * args.longest + 200), speedups=Speedups(**switched_off))
+        llm = LLM(loaded, block_size=args.block_size, max_num_batched_tokens=budget,
+                  max_model_len=max(4096, 2 * args.longest + 200),
+                  kv_cache_dtype=args.kv_cache_dtype, speedups=Speedups(**switched_off))
         record.setdefault("start_up_s", []).append(time.perf_counter() - start)
         record.setdefault("start_up_phases_s", []).append(llm.start_up)
         return llm
