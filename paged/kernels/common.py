@@ -34,26 +34,30 @@ def tile_slots(tile, length, table_ptr, BLOCK_SIZE: tl.constexpr, TILE: tl.const
 
 
 @triton.jit
-def load_rows(base, slots, dtype, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
-              ROW: tl.constexpr, BLOCK_SIZE: tl.constexpr, GAP: tl.constexpr):
-    """Cache rows of these slots, [TILE, PADDED_DIM], in that dtype; `base` points at the KV head in
-    row 0, [1, PADDED_DIM].
+def load_rows(base, slots, ROW: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr):
+    """Cache rows of these slots, [TILE, PADDED_DIM]; `base` points at the KV head in row 0, [1,
+    PADDED_DIM].
 
-    GAP bytes lie between the rows of a block and those of the next: the scales of an FP8 cache,
-    whose rows still lack `load_scales`. Offsets are in 64 bits: a pool of K or V passes 2³¹
-    elements.
+    Offsets are in 64 bits: a pool of K or V passes 2³¹ elements.
     """
-    row = slots.to(tl.int64) * ROW
-    if GAP:
-        row += (slots // BLOCK_SIZE).to(tl.int64) * GAP
-    pointers = base + row[:, None]
+    pointers = base + (slots.to(tl.int64) * ROW)[:, None]
     if HEAD_DIM == PADDED_DIM:
-        rows = tl.load(pointers)
-    else:
-        rows = tl.load(pointers, mask=(tl.arange(0, PADDED_DIM) < HEAD_DIM)[None, :], other=0)
+        return tl.load(pointers)
+    return tl.load(pointers, mask=(tl.arange(0, PADDED_DIM) < HEAD_DIM)[None, :], other=0)
+
+
+@triton.jit
+def load_numbers(base, slots, dtype, ROW: tl.constexpr, HEAD_DIM: tl.constexpr,
+                 PADDED_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, GAP: tl.constexpr):
+    """`load_rows` in the dtype of q, of a plain cache or of an FP8 one.
+
+    There GAP bytes, the scales, lie between the rows of a block and those of the next, and what is
+    returned is still to be multiplied by `load_scales`. GAP is 0 in a plain cache.
+    """
     if GAP:
-        return from_fp8(rows, dtype)
-    return rows.to(dtype)
+        block = base + ((slots // BLOCK_SIZE).to(tl.int64) * GAP)[:, None]
+        return from_fp8(load_rows(block, slots, ROW, HEAD_DIM, PADDED_DIM), dtype)
+    return load_rows(base, slots, ROW, HEAD_DIM, PADDED_DIM).to(dtype)
 
 
 @triton.jit
@@ -163,7 +167,7 @@ def counters(device: torch.device) -> torch.Tensor:
 
 def raw(cache: torch.Tensor) -> tuple[torch.Tensor, int]:
     """A layer's K or V as kernels take it, and the bytes between the rows of its blocks; see
-    `load_rows`."""
+    `load_numbers`."""
     if cache.dtype != FP8:
         return cache, 0
     return cache.view(torch.uint8), cache.stride(0) - cache.stride(1) * cache.shape[1]

@@ -28,7 +28,7 @@ from paged.kernels.common import (
     LOG2_E,
     counters,
     launch,
-    load_rows,
+    load_numbers,
     load_scales,
     raw,
     start_early,
@@ -133,8 +133,8 @@ def _decode_kernel(q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, counter_ptr, block
         l = tl.zeros([PADDED_GROUP], tl.float32)
         acc = tl.zeros([PADDED_GROUP, PADDED_DIM], tl.float32)
         for tile in range(first_tile, last_tile):
-            k = load_rows(k_base, slots, q.dtype, HEAD_DIM, PADDED_DIM, ROW, BLOCK_SIZE, GAP)
-            v = load_rows(v_base, slots, q.dtype, HEAD_DIM, PADDED_DIM, ROW, BLOCK_SIZE, GAP)
+            k = load_numbers(k_base, slots, q.dtype, ROW, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, GAP)
+            v = load_numbers(v_base, slots, q.dtype, ROW, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, GAP)
             if GAP:
                 k_scale = load_scales(k_ptr, kv_head, slots, ROW, BLOCK_SIZE, GAP)
                 v_scale = load_scales(v_ptr, kv_head, slots, ROW, BLOCK_SIZE, GAP)

@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 
 from paged.device import Card, device_properties
-from paged.kernels.common import LOG2_E, launch, load_rows, load_scales, raw, tile_slots
+from paged.kernels.common import LOG2_E, launch, load_numbers, load_scales, raw, tile_slots
 
 
 @triton.jit
@@ -38,7 +38,7 @@ def _attend(q, m, l, acc, first, last, positions, length, table_ptr, k_ptr, v_pt
     inside = kv_head * HEAD_DIM + tl.arange(0, PADDED_DIM)[None, :]
     slots = tile_slots(first, length, table_ptr, BLOCK_SIZE, TILE)
     for tile in range(first, last):
-        k = load_rows(k_ptr + inside, slots, q.dtype, HEAD_DIM, PADDED_DIM, ROW, BLOCK_SIZE, GAP)
+        k = load_numbers(k_ptr + inside, slots, q.dtype, ROW, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, GAP)
         scores = tl.dot(q, k.T, input_precision="ieee")
         if GAP:
             scores *= load_scales(k_ptr, kv_head, slots, ROW, BLOCK_SIZE, GAP)[None, :]
@@ -51,7 +51,7 @@ def _attend(q, m, l, acc, first, last, positions, length, table_ptr, k_ptr, v_pt
         p = tl.exp2(scores * scale - m_new[:, None])
         alpha = tl.exp2(m - m_new)
         l = l * alpha + tl.sum(p, 1)
-        v = load_rows(v_ptr + inside, slots, q.dtype, HEAD_DIM, PADDED_DIM, ROW, BLOCK_SIZE, GAP)
+        v = load_numbers(v_ptr + inside, slots, q.dtype, ROW, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, GAP)
         if GAP:
             p *= load_scales(v_ptr, kv_head, slots, ROW, BLOCK_SIZE, GAP)[None, :]
         acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision="ieee")
