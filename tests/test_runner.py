@@ -29,7 +29,7 @@ def decoder(monkeypatch):
 
 
 def engine_with(fused, decoder, num_blocks=24, block_size=4, max_num_seqs=4, budget=32,
-                use_graphs=False, backend=None, speedups=None, **config):
+                use_graphs=False, backend=None, **config):
     """An engine on a cache full of NaN: plain and in step, or fused and running ahead."""
     kv = PagedKVCache(SMALL.num_layers, num_blocks, block_size, SMALL.num_kv_heads, SMALL.head_dim,
                       device=DEVICE)
@@ -38,8 +38,7 @@ def engine_with(fused, decoder, num_blocks=24, block_size=4, max_num_seqs=4, bud
                           max_num_batched_tokens=budget, max_model_len=64, **config)
     host_kv = PagedKVCache(*kv.data.shape[1:]) if config.preemption == "swap" else None
     runner = ModelRunner(decoder, kv, config, backend or ("triton" if fused else "reference"),
-                         host_kv, speedups
-                         or Speedups(graphs=use_graphs, fused=fused, run_ahead=fused))
+                         host_kv, Speedups(graphs=use_graphs, fused=fused, run_ahead=fused))
     if use_graphs:
         runner.capture(use_tqdm=False)
     return Engine(config, runner)
@@ -178,8 +177,7 @@ def test_a_step_in_which_blocks_move_and_nothing_is_computed(decoder):
     """The first request has its token on its way when the second one needs a block for its last:
     it goes out, and the step has no row."""
     requests = [([7], greedy(1)), ([1, 2], greedy(2))]
-    engine = engine_with(False, decoder, num_blocks=3, block_size=1, preemption="swap",
-                         speedups=Speedups(fused=False, run_ahead=True))
+    engine = engine_with(True, decoder, num_blocks=3, block_size=1, preemption="swap")
     launch, empty = engine.launch, []
 
     def record(batch):
