@@ -181,8 +181,11 @@ def test_a_step_in_which_blocks_move_and_nothing_is_computed(decoder):
     launch, empty = engine.launch, []
 
     def record(batch):
-        empty.append(not batch.seats and bool(batch.swap_out))
-        return launch(batch)
+        handle = launch(batch)
+        if not batch.seats:
+            empty.append(bool(batch.swap_out))
+            assert handle is None, "there was nothing to run"
+        return handle
 
     engine.launch = record
     ids = [engine.add_request(*request) for request in requests]

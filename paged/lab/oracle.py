@@ -156,8 +156,8 @@ class OracleRunner:
                     + _written_under(row))
 
     def check_names(self) -> None:
-        """Raise AssertionError unless every block that the prefix cache would give away holds what it
-        is found under; run between steps."""
+        """Raise AssertionError unless every block that the prefix cache would give away holds what
+        it is found under; run between steps."""
         cache, size = self.engine.prefix_cache, self.block_size
         for block, (salt, tokens) in (cache.contents() if cache else {}).items():
             for offset in range(size):
