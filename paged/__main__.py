@@ -1,4 +1,5 @@
-"""The command line: python -m paged generate | trace | theatre | bench | models."""
+"""The command line: python -m paged generate | chat | serve | trace | theatre |
+bench | models."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ BENCHMARKS = {
     "workload": "tokens a second, end to end",
     "products": "a layer's matrix products, ours against the library's, at many sizes",
     "peer": "decoding beside transformers' generate, in one run",
+    "serve": "a server of OpenAI's interface under a rising load of requests",
 }
 
 
@@ -51,7 +53,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from paged import chat
     from paged.lab.theatre import command as theatre
+    from paged.server import command as server
     parser = argparse.ArgumentParser(prog="python -m paged",
                                      description="A paged-attention inference engine.")
     commands = parser.add_subparsers(required=True, metavar="command")
@@ -81,6 +85,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_model_options(trace)
     trace.set_defaults(run=_trace)
 
+    chat.add_command(commands, _add_engine_options, _open)
+    server.add_command(commands, _add_engine_options, _open)
     theatre.add_command(commands)
 
     bench = commands.add_parser("bench", help="measure",
@@ -95,15 +101,19 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_model_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model", default="default",
-        help="Hugging Face directory, Hub id, .gguf file, or 'default' (%(default)s)")
     parser.add_argument("--max-tokens", type=int, default=256,
                         help="tokens generated at most (%(default)s)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (%(default)s)")
     parser.add_argument("--top-k", type=int, default=0, help="likeliest tokens kept; 0 keeps all")
     parser.add_argument("--top-p", type=float, default=1.0, help="probability kept (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the draws (%(default)s)")
+    _add_engine_options(parser)
+
+
+def _add_engine_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model", default="default",
+        help="Hugging Face directory, Hub id, .gguf file, or 'default' (%(default)s)")
     parser.add_argument("--device", default="auto",
                         help="cpu, cuda, cuda:1 and so on, or auto (%(default)s)")
     parser.add_argument("--dtype", default="auto",
@@ -136,10 +146,15 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
 def _load(args, trace=None):
     """The LLM and the SamplingParams that the options describe."""
     from paged.sampling import SamplingParams
-    from paged.trace import NO_TRACE
     params = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature,
                             top_k=args.top_k, top_p=args.top_p, seed=args.seed)
+    return _open(args, trace), params
+
+
+def _open(args, trace=None):
+    """The LLM that the options describe."""
     from paged.llm import LLM
+    from paged.trace import NO_TRACE
     names = ("device", "dtype", "block_size", "num_blocks", "gpu_memory_utilization",
              "max_model_len", "max_num_seqs", "max_num_batched_tokens", "attention_backend",
              "enforce_eager", "preemption", "kv_cache_dtype")
@@ -148,7 +163,7 @@ def _load(args, trace=None):
     if not args.quiet:
         phases = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in llm.start_up.items())
         print(f"ready after {sum(llm.start_up.values()):.1f} s: {phases}", file=sys.stderr)
-    return llm, params
+    return llm
 
 
 def _prompt(args, text: str):
