@@ -234,8 +234,9 @@ def _add_errors(app: FastAPI) -> None:
         elif isinstance(error, ValueError):
             chat = request.url.path.startswith("/v1/chat")
             error = refused(error, (ChatBody if chat else CompletionBody).model_fields)
-        assert isinstance(error, ApiError)
+        elif not isinstance(error, ApiError):  # the door says more of it in the log
+            error = ApiError(500, "the server has failed at this request", None, "failed")
         return error.response()
 
-    for kind in (ApiError, RequestValidationError, HTTPException, ValueError):
+    for kind in (ApiError, RequestValidationError, HTTPException, ValueError, Exception):
         app.add_exception_handler(kind, answer)

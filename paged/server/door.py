@@ -55,12 +55,12 @@ class Door:
                  log_prompts: bool = False):
         self.app, self.local_only, self.limits, self.meters = app, local_only, limits, meters
         self.log_prompts, self.closing, self.num_open = log_prompts, False, 0
-        self._digests = [_digest(key) for key in keys]
+        self._digests = [_digest(key.encode("utf-8", "surrogateescape")) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        start, status = time.perf_counter(), 0
+        start, status, path = time.perf_counter(), 0, scope["path"]
 
         async def noting(message: Message) -> None:
             nonlocal status
@@ -84,40 +84,39 @@ class Door:
             self.num_open -= 1
             if status >= 400 and self.meters is not None:
                 self.meters.refused.labels(str(status)).inc()
-            LOG.info("%s %s %s after %.3f s", scope["method"], ascii(scope["path"]), status
-                     or "left", time.perf_counter() - start)
+            LOG.info("%s %s %s after %.3f s", scope["method"], ascii(path), status or "left",
+                     time.perf_counter() - start)
 
     def _check(self, scope: Scope) -> None:
         """Raises ApiError for who may not come in."""
-        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        path = scope["path"]
+        headers, path = dict(scope["headers"]), scope["path"]
         if self.closing and path != "/metrics":
             raise ApiError(503, "the server is about to end: ask another one", None,
                            "shutting_down", {"Retry-After": "10", "Connection": "close"})
-        host = headers.get(b"host", "")
+        host = headers.get(b"host", b"").decode("latin-1")
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
         if self.local_only and name.lower() not in LOCAL:
             raise ApiError(403, "this server answers to 127.0.0.1 and localhost: start it with an "
                            "--api-key, or with another --host", None, "wrong_host")
         if self._digests and path not in OPEN_TO_ALL:
-            scope["tenant"] = self._tenant(headers.get(b"authorization", ""))
+            scope["tenant"] = self._tenant(headers.get(b"authorization", b""))
         if scope["method"] == "POST":
             # A browser asks before it sends this type to another site: no page can use us unseen.
-            kind = headers.get(b"content-type", "").partition(";")[0].strip().lower()
-            if kind != "application/json":
+            kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+            if kind != b"application/json":
                 raise ApiError(415, "the body must be JSON: send Content-Type: application/json",
                                None, "wrong_content_type")
-            length = headers.get(b"content-length", "0")
-            if not length.isdecimal() or int(length) > self.limits.body_bytes:
+            length = headers.get(b"content-length", b"0")
+            if not length.isdigit() or int(length) > self.limits.body_bytes:
                 raise self._too_large()
 
-    def _tenant(self, authorization: str) -> str:
+    def _tenant(self, authorization: bytes) -> str:
         """A name for whoever has this key, which does not tell the key; raises ApiError."""
-        scheme, _, key = authorization.partition(" ")
+        scheme, _, key = authorization.partition(b" ")
         digest = _digest(key.strip())
         # All are compared, and each whole: the time says nothing about how much was right.
         known = [hmac.compare_digest(digest, other) for other in self._digests]
-        if scheme.lower() != "bearer" or not any(known):
+        if scheme.lower() != b"bearer" or not any(known):
             raise ApiError(401, "no valid API key: send it as Authorization: Bearer KEY", None,
                            "invalid_api_key", {"WWW-Authenticate": "Bearer"})
         return digest.hex()
@@ -164,5 +163,5 @@ class Door:
         LOG.error("a request has failed\n%s%s", where, what)
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(b"paged api key\0" + key.encode("utf-8", "surrogateescape")).digest()
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(b"paged api key\0" + key).digest()

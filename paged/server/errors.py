@@ -52,8 +52,8 @@ def refused(error: ValueError, fields: Collection[str]) -> ApiError:
     """A ValueError of the engine as a 400, about the field that its sentence begins with; a prompt
     may go by the name of messages."""
     message = str(error)
-    word = re.match(r"\w*", message)
-    name = word[0] if word else ""
+    word = re.match(r"(?:the |an entry of )?(\w+)", message)
+    name = word[1] if word else ""
     if name == "prompt" and name not in fields:
         name = "messages"
     code = "context_length_exceeded" if "max_model_len is" in message else "invalid_value"
