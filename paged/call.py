@@ -18,8 +18,10 @@ class Closed(ValueError):
 
 
 class Checked(NamedTuple):
-    """A request that `Engine.check_request` has let pass; prompt is its text, or None, and salt that
-    of `Engine.add_request`."""
+    """A request that `Engine.check_request` has let pass.
+
+    prompt is its text, or None; salt that of `Engine.add_request`.
+    """
 
     prompt: str | None
     token_ids: list[int]

@@ -117,5 +117,5 @@ class Conversation:
     def _request(self, messages: list[dict]) -> Checked:
         (request,) = self.llm.check([messages], replace(self.params, max_tokens=1))
         room = self.llm.engine.config.max_model_len - len(request.token_ids) + 1
-        return request._replace(params=replace(self.params, max_tokens=min(
-            self.params.max_tokens, room)))
+        return request._replace(
+            params=replace(self.params, max_tokens=min(self.params.max_tokens, room)))

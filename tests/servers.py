@@ -29,8 +29,9 @@ TEMPLATE = ("{% for m in messages %}<s>{{ m.role }}:{{ m.content }}</s>{% endfor
 def byte_tokenizer() -> PagedTokenizer:
     """Token i is the i-th letter of the byte alphabet; 256 and 257 are <s> and </s>."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)},
-                                   merges=[]))
+    backend = Tokenizer(
+        models.BPE(vocab={letter: i
+                          for i, letter in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(text, special=True) for text in ("<s>", "</s>")])
@@ -62,12 +63,12 @@ class Running:
 
     def complete(self, prompt="abc", **body) -> httpx.Response:
         """POST /v1/completions; greedy, six tokens, unless the body says otherwise."""
-        usual = dict(model="tiny", temperature=0, max_tokens=6, ignore_eos=True)
+        usual: dict = dict(model="tiny", temperature=0, max_tokens=6, ignore_eos=True)
         return self.post("/v1/completions", prompt=prompt, **usual | body)
 
     def chat(self, text="abc", **body) -> httpx.Response:
         """POST /v1/chat/completions, likewise."""
-        usual = dict(model="tiny", temperature=0, max_tokens=6, ignore_eos=True)
+        usual: dict = dict(model="tiny", temperature=0, max_tokens=6, ignore_eos=True)
         messages = [{"role": "user", "content": text}]
         return self.post("/v1/chat/completions", messages=messages, **usual | body)
 
@@ -100,8 +101,8 @@ def serving(llm: LLM | None = None, **options) -> Iterator[Running]:
     """A server in a thread of its own; `options` are those of `make_server`."""
     llm = make_llm() if llm is None else llm
     server = make_server(AsyncLLM(llm), "tiny", **options)
-    config = uvicorn.Config(server.door, port=0, access_log=False, log_config=None,
-                            lifespan="off", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(server.door, port=0, access_log=False, log_config=None, lifespan="off",
+                            timeout_graceful_shutdown=1)
     listening = config.bind_socket()
     process = uvicorn.Server(config)
     thread = threading.Thread(target=process.run, args=([listening],), daemon=True)

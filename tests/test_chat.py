@@ -36,8 +36,10 @@ def typed(monkeypatch):
             return line
 
         monkeypatch.setattr("builtins.input", read)
-        return main(["chat", "--quiet", "--num-blocks", "64", "--max-tokens", "5", "--temperature",
-                     "0", *argv])
+        return main([
+            "chat", "--quiet", "--num-blocks", "64", "--max-tokens", "5", "--temperature", "0",
+            *argv
+        ])
 
     return run
 
@@ -77,8 +79,10 @@ def test_lines_until_the_end(typed, capsys):
     assert typed(["", "hel\\", "lo", KeyboardInterrupt(), "again", "/new", "hello"]) == 0
     shown = capsys.readouterr().out
     with make_llm() as llm:
-        wanted = [llm.chat([{"role": "user", "content": text}], replace(GREEDY, ignore_eos=False),
-                           use_tqdm=False)[0].outputs[0].text for text in ("hel\nlo", "hello")]
+        wanted = [
+            llm.chat([{"role": "user", "content": text}], replace(GREEDY, ignore_eos=False),
+                     use_tqdm=False)[0].outputs[0].text for text in ("hel\nlo", "hello")
+        ]
     assert shown.startswith(wanted[0] + "\n") and shown.endswith(f"\n{wanted[1]}\n\n")
 
 

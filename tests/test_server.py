@@ -110,9 +110,11 @@ def test_several_prompts_of_every_form(server, client, stream):
         several = [prompts] if prompts is ids else prompts
         wanted = server.llm.generate(several, SamplingParams(n=2, max_tokens=4, seed=3),
                                      use_tqdm=False)
-        assert texts == [(prompt if isinstance(prompt, str) else server.llm.tokenizer.decode(prompt))
-                         + completion.text for prompt, output in zip(several, wanted)
-                         for completion in output.outputs]
+        assert texts == [
+            (prompt if isinstance(prompt, str) else server.llm.tokenizer.decode(prompt))
+            + completion.text for prompt, output in zip(several, wanted)
+            for completion in output.outputs
+        ]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -126,12 +128,13 @@ def test_log_probabilities(server, client, stream):
         if choice.logprobs for entry in choice.logprobs.content
     ]
     (completion,) = wanted.outputs
-    assert [bytes(entry.bytes) for entry in entries
-            ] == [server.llm.tokenizer.token_bytes(token) for token in completion.token_ids]
+    assert [bytes(entry.bytes) for entry in entries] == [
+        server.llm.tokenizer.token_bytes(token) for token in completion.token_ids
+    ]
     for entry, token, known in zip(entries, completion.token_ids, completion.logprobs):
         assert entry.logprob == pytest.approx(known[token])
-        assert [other.logprob for other in entry.top_logprobs
-                ] == pytest.approx(sorted(known.values(), reverse=True)[:2])
+        assert [other.logprob for other in entry.top_logprobs] == pytest.approx(
+            sorted(known.values(), reverse=True)[:2])
     (wanted,) = server.llm.generate(["abc"], params, use_tqdm=False)
     answer = client.completions.create(prompt="abc", max_tokens=7, logprobs=2, stream=stream,
                                        echo=True, **GREEDY)
@@ -172,18 +175,22 @@ def test_stop_strings_are_never_shown_and_never_taken_back(server, client):
 # ── fields ────────────────────────────────────────────────────────────────────────────────────────
 
 ASKED = {  # a value of each field that asks for something
-    "audio": {"voice": "alloy", "format": "wav"}, "function_call": "auto",
-    "functions": [{"name": "f"}], "metadata": {"a": "b"}, "modalities": ["text", "audio"],
-    "moderation": {"model": "m"}, "parallel_tool_calls": True,
-    "prediction": {"type": "content", "content": "x"}, "prompt_cache_key": "k",
-    "prompt_cache_options": {"mode": "explicit"}, "prompt_cache_retention": "24h",
-    "reasoning_effort": "low", "response_format": {"type": "json_object"},
-    "service_tier": "priority", "store": True, "suffix": "end", "tool_choice": "auto",
+    "audio": {"voice": "alloy", "format": "wav"}, "function_call": "auto", "functions": [{
+        "name": "f"
+    }], "metadata": {"a": "b"}, "modalities": ["text", "audio"],
+    "moderation": {"model": "m"}, "parallel_tool_calls": True, "prediction": {
+        "type": "content", "content": "x"
+    }, "prompt_cache_key": "k", "prompt_cache_options": {"mode": "explicit"},
+    "prompt_cache_retention": "24h", "reasoning_effort": "low", "response_format": {
+        "type": "json_object"
+    }, "service_tier": "priority", "store": True, "suffix": "end", "tool_choice": "auto",
     "tools": [{"type": "function", "function": {"name": "f"}}], "verbosity": "low",
-    "web_search_options": {}, "best_of": 2, "echo": True, "frequency_penalty": 0.5,
-    "logit_bias": {"65": 5}, "logprobs": True, "max_completion_tokens": 3, "max_tokens": 3, "n": 2,
-    "presence_penalty": 0.5, "safety_identifier": "me", "seed": 1, "stop": ["x"],
-    "stream_options": {"include_usage": True}, "temperature": 0.5, "top_p": 0.5, "user": "me",
+    "web_search_options": {}, "best_of": 2, "echo": True, "frequency_penalty": 0.5, "logit_bias": {
+        "65": 5
+    }, "logprobs": True, "max_completion_tokens": 3, "max_tokens": 3, "n": 2,
+    "presence_penalty": 0.5, "safety_identifier": "me", "seed": 1, "stop": [
+        "x"
+    ], "stream_options": {"include_usage": True}, "temperature": 0.5, "top_p": 0.5, "user": "me",
     "top_logprobs": 1, "messages": HELLO, "prompt": "abc", "model": "tiny", "stream": True
 }
 TOGETHER = {"stream_options": {"stream": True}, "top_logprobs": {"logprobs": True}}
@@ -214,10 +221,11 @@ def test_every_field_of_the_interface_is_honoured_or_refused_by_name(server, cha
             assert set(error) == {"message", "type", "param", "code"}
 
 
-SAMPLED = {name for name in Body.model_fields} - {
-    "model", "n", "max_tokens", "stream", "stream_options", "user", "safety_identifier",
-    "cache_salt"
-}
+SAMPLED = {name
+           for name in Body.model_fields} - {
+               "model", "n", "max_tokens", "stream", "stream_options", "user", "safety_identifier",
+               "cache_salt"
+           }
 Known = {field.name for field in fields(SamplingParams)}
 
 
@@ -229,8 +237,10 @@ def test_what_asks_for_nothing_is_no_reason_to_refuse(server):
     nothing = {name: values[0] for name, (values, _) in REFUSED.items() if values}
     nulls = dict.fromkeys(["tools", "logit_bias", "seed", "stop", "response_format"])
     assert server.chat(**nothing | nulls).status_code == 200
-    message = {"role": "assistant", "content": "x", "refusal": None, "tool_calls": None,
-               "annotations": [], "audio": None, "function_call": None}
+    message = {
+        "role": "assistant", "content": "x", "refusal": None, "tool_calls": None, "annotations": [],
+        "audio": None, "function_call": None
+    }
     messages = HELLO + [message] + HELLO
     assert server.post("/v1/chat/completions", model="tiny", messages=messages,
                        max_tokens=2).status_code == 200
@@ -239,12 +249,14 @@ def test_what_asks_for_nothing_is_no_reason_to_refuse(server):
 def test_what_fields_do(server):
     """Each changes what it should, as far as a small model can show it."""
     text = server.complete(max_tokens=12).json()["choices"][0]["text"]
-    assert server.complete(max_tokens=12, temperature=1, top_k=1).json()["choices"][0]["text"] == text
+    assert server.complete(max_tokens=12, temperature=1,
+                           top_k=1).json()["choices"][0]["text"] == text
     assert server.complete(max_tokens=12, temperature=2,
                            seed=2).json()["choices"][0]["text"] != text
     assert server.complete(max_tokens=12, temperature=1, top_p=1e-6,
                            top_k=-1).json()["choices"][0]["text"] == text
-    assert server.complete(max_tokens=12, repetition_penalty=50).json()["choices"][0]["text"] != text
+    assert server.complete(max_tokens=12,
+                           repetition_penalty=50).json()["choices"][0]["text"] != text
     answer = server.complete(max_tokens=12, stop_token_ids=list(range(256))).json()
     assert answer["choices"][0]["finish_reason"] == "stop"
     assert answer["choices"][0]["stop_reason"] in range(256)
@@ -256,8 +268,8 @@ def test_what_fields_do(server):
     begun = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     answer = server.post("/v1/chat/completions", model="tiny", messages=begun, max_tokens=2,
                          temperature=0, continue_final_message=True).json()
-    assert answer["usage"]["prompt_tokens"] == len(server.llm.tokenizer.chat(
-        begun, continue_final_message=True))
+    assert answer["usage"]["prompt_tokens"] == len(
+        server.llm.tokenizer.chat(begun, continue_final_message=True))
     prompt = len(server.llm.tokenizer.chat(HELLO))
     answer = server.post("/v1/chat/completions", model="tiny", messages=HELLO, temperature=0,
                          ignore_eos=True).json()  # as much as there is room for
@@ -267,40 +279,44 @@ def test_what_fields_do(server):
 # ── errors ────────────────────────────────────────────────────────────────────────────────────────
 
 BAD = [
-    (b"", 400, None), (b"{", 400, None), (b"[]", 400, None), (b"3", 400, None),
-    (b"[" * 100_000, 400, None), (b"\xff\xfe", 400, None),
-    (b'{"model": "tiny"}', 400, "messages"), (b'{"messages": []}', 400, "model"),
+    (b"", 400, None),
+    (b"{", 400, None),
+    (b"[]", 400, None),
+    (b"3", 400, None),
+    (b"[" * 100_000, 400, None),
+    (b"\xff\xfe", 400, None),
+    (b'{"model": "tiny"}', 400, "messages"),
+    (b'{"messages": []}', 400, "model"),
 ] + [(json.dumps({"model": "tiny", "messages": HELLO} | more).encode(), status, param)
-     for more, status, param in (
-         ({"model": "other"}, 404, "model"), ({"messages": "hi"}, 400, "messages"),
-         ({"messages": []}, 400, "messages"), ({"messages": [{"role": "user"}]}, 400, None),
-         ({"messages": [{"role": "boss", "content": "x"}]}, 400, None),
-         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400,
-          "messages.0.content"),
-         ({"messages": HELLO + [{"role": "assistant", "content": "", "audio": {"id": "1"}}]}, 400,
-          "messages.1.audio"),
-         ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}]},
-          400, "messages.0.tool_calls"),
-         ({"messages": [{"role": "user", "content": "\ud800"}]}, 400, None),
-         ({"\ud800": 1}, 400, None), ({"n": 0}, 400, "n"), ({"n": True}, 400, "n"),
-         ({"n": 10**6}, 400, "n"), ({"temperature": -1}, 400, "temperature"),
-         ({"temperature": float("nan")}, 400, "temperature"),
-         ({"temperature": "1"}, 400, "temperature"), ({"top_p": 0}, 400, "top_p"),
-         ({"max_tokens": 0}, 400, "max_tokens"),
-         ({"max_tokens": 10**30}, 400, "max_tokens"), ({"max_tokens": 5000}, 400, "messages"),
-         ({"max_tokens": 1, "max_completion_tokens": 2}, 400, "max_completion_tokens"),
-         ({"seed": 2**63}, 400, "seed"), ({"stop": ["x"] * 17}, 400, "stop"),
-         ({"stop": [""]}, 400, "stop"), ({"stop": "x" * 1001}, 400, "stop"),
-         ({"stop": 7}, 400, "stop"), ({"top_logprobs": 2}, 400, "top_logprobs"),
-         ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
-         ({"stream_options": {}}, 400, "stream_options"),
-         ({"stream": True, "stream_options": {"x": 1}}, 400, "stream_options.x"),
-         ({"stream": True, "stream_options": {"include_obfuscation": True}}, 400, "stream_options"),
-         ({"stream": "yes"}, 400, "stream"), ({"colour": "red"}, 400, "colour"),
-         ({"frequency_penalty": 3}, 400, "frequency_penalty"),
-         ({"chat_template": "{{ 1 }}"}, 400, "chat_template"),
-         ({"chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs"),
-         ({"messages": [{"role": "user", "content": "x" * 600}]}, 400, "messages"))]
+     for more, status, param in
+     (({"model": "other"}, 404, "model"), ({"messages": "hi"}, 400, "messages"),
+      ({"messages": []}, 400, "messages"), ({"messages": [{"role": "user"}]}, 400, None),
+      ({"messages": [{"role": "boss", "content": "x"}]}, 400, None),
+      ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400,
+       "messages.0.content"),
+      ({"messages": HELLO + [{"role": "assistant", "content": "", "audio": {"id": "1"}}]}, 400,
+       "messages.1.audio"),
+      ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}]}, 400,
+       "messages.0.tool_calls"), ({"messages": [{"role": "user", "content": "\ud800"}]}, 400, None),
+      ({"\ud800": 1}, 400, None), ({"n": 0}, 400, "n"), ({"n": True}, 400, "n"),
+      ({"n": 10**6}, 400, "n"), ({"temperature": -1}, 400, "temperature"),
+      ({"temperature": float("nan")}, 400, "temperature"),
+      ({"temperature": "1"}, 400, "temperature"), ({"top_p": 0}, 400, "top_p"),
+      ({"max_tokens": 0}, 400, "max_tokens"), ({"max_tokens": 10**30}, 400, "max_tokens"),
+      ({"max_tokens": 5000}, 400, "messages"),
+      ({"max_tokens": 1, "max_completion_tokens": 2}, 400, "max_completion_tokens"),
+      ({"seed": 2**63}, 400, "seed"), ({"stop": ["x"] * 17}, 400, "stop"),
+      ({"stop": [""]}, 400, "stop"), ({"stop": "x" * 1001}, 400, "stop"),
+      ({"stop": 7}, 400, "stop"), ({"top_logprobs": 2}, 400, "top_logprobs"),
+      ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
+      ({"stream_options": {}}, 400, "stream_options"),
+      ({"stream": True, "stream_options": {"x": 1}}, 400, "stream_options.x"),
+      ({"stream": True, "stream_options": {"include_obfuscation": True}}, 400, "stream_options"),
+      ({"stream": "yes"}, 400, "stream"), ({"colour": "red"}, 400, "colour"),
+      ({"frequency_penalty": 3}, 400, "frequency_penalty"),
+      ({"chat_template": "{{ 1 }}"}, 400, "chat_template"),
+      ({"chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs"),
+      ({"messages": [{"role": "user", "content": "x" * 600}]}, 400, "messages"))]
 
 
 @pytest.mark.parametrize("body, status, param", BAD, ids=lambda value: str(value)[:60])
@@ -361,26 +377,45 @@ def test_metrics():
         text = httpx.get(server.url + "/metrics").text
         engine = server.llm.engine
     families = {family.name: family for family in text_string_to_metric_families(text)}
-    values = {
-        (sample.name, *sample.labels.values()): sample.value for family in families.values()
-        for sample in family.samples
-    }
+    values = {(sample.name, *sample.labels.values()): sample.value
+              for family in families.values()
+              for sample in family.samples}
     assert values["paged_requests_total", "length"] == 4
     assert values["paged_requests_refused_total", "400"] == 1
-    assert values["paged_prompt_tokens_total",] == 40 and values["paged_output_tokens_total",] == 24
-    assert values["paged_cached_prompt_tokens_total",] == 16  # of the second: 4 of 5 blocks
-    assert values["paged_prefix_hit_ratio",] == 16 / 40
-    assert values["paged_blocks_free",] == values["paged_blocks",] == engine.config.num_blocks
-    assert values["paged_requests_running",] == values["paged_requests_waiting",] == 0
+    assert values[
+        "paged_prompt_tokens_total",
+    ] == 40 and values[
+        "paged_output_tokens_total",
+    ] == 24
+    assert values[
+        "paged_cached_prompt_tokens_total",
+    ] == 16  # of the second: 4 of 5 blocks
+    assert values[
+        "paged_prefix_hit_ratio",
+    ] == 16 / 40
+    assert values[
+        "paged_blocks_free",
+    ] == values[
+        "paged_blocks",
+    ] == engine.config.num_blocks
+    assert values[
+        "paged_requests_running",
+    ] == values[
+        "paged_requests_waiting",
+    ] == 0
     for name in ("queue_time", "time_to_first_token", "time_per_output_token", "request"):
         assert families[f"paged_{name}_seconds"].type == "histogram"
-        assert values[f"paged_{name}_seconds_count",] == 2
+        assert values[
+            f"paged_{name}_seconds_count",
+        ] == 2
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_curl(server):
-    body = json.dumps({"model": "tiny", "prompt": "abc", "max_tokens": 5, "temperature": 0,
-                       "ignore_eos": True, "stream": True})
+    body = json.dumps({
+        "model": "tiny", "prompt": "abc", "max_tokens": 5, "temperature": 0, "ignore_eos": True,
+        "stream": True
+    })
     run = subprocess.run(["curl", "-sN", server.url + "/v1/completions", "--json", body],
                          capture_output=True, timeout=60)
     events = run.stdout.decode().split("\n\n")
@@ -409,7 +444,9 @@ def test_log_probabilities_that_json_does_not_know():
 
 def test_the_best_have_the_highest_log_probability_a_token():
     from paged.request import CompletionOutput
-    some = [CompletionOutput(i, token_ids=[0] * n, cumulative_logprob=sum_)
-            for i, (n, sum_) in enumerate([(2, -4.0), (4, -4.0), (1, -3.0)])]
+    some = [
+        CompletionOutput(i, token_ids=[0] * n, cumulative_logprob=sum_)
+        for i, (n, sum_) in enumerate([(2, -4.0), (4, -4.0), (1, -3.0)])
+    ]
     assert [c.index for c in best(some, 2)] == [1, 0]
     assert [c.index for c in best(some, 3)] == [0, 1, 2]

@@ -91,9 +91,10 @@ def test_a_second_signal_does_not_wait():
 
 def test_mistakes_are_sentences(capsys, monkeypatch):
     monkeypatch.setattr("paged.llm.load", lambda *arguments, **options: make_loaded())
-    for argv, words in ((["--port", "99999"], "--port is 99999: it must be from 0 to 65535"),
-                        (["--max-requests", "0"], "--max-requests is 0"),
-                        (["--max-model-len", "9999"], "the model was trained for 512 positions")):
+    for argv, words in ((["--port", "99999"], "--port is 99999: it must be from 0 to 65535"), ([
+            "--max-requests", "0"
+    ], "--max-requests is 0"), (["--max-model-len",
+                                 "9999"], "the model was trained for 512 positions")):
         assert main(["serve", "--quiet", *argv]) == 2
         assert words in capsys.readouterr().err
 

@@ -36,7 +36,12 @@ def server():
 def steps_of(server) -> list:
     """Grows with every step that the engine launches."""
     steps, launch = [], server.llm.engine.launch
-    server.llm.engine.launch = lambda batch: steps.append(len(batch.request_ids)) or launch(batch)
+
+    def noting(batch):
+        steps.append(len(batch.request_ids))
+        return launch(batch)
+
+    server.llm.engine.launch = noting
     return steps
 
 
@@ -163,8 +168,10 @@ def test_a_failure_reaches_its_own_request(how, caplog):
         def ask(name: str, prompt: str) -> None:
             answers[name] = server.complete(prompt, max_tokens=30)
 
-        threads = [threading.Thread(target=ask, args=(f"{prompt} {i}", prompt)) for i in range(3)
-                   for prompt in ("good", "bad ~")]
+        threads = [
+            threading.Thread(target=ask, args=(f"{prompt} {i}", prompt)) for i in range(3)
+            for prompt in ("good", "bad ~")
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -208,8 +215,9 @@ def test_by_default_no_tenant_learns_what_another_has_asked(radix):
     tenants = ("red", "blue")
 
     def ask(server, key: str, **more) -> int:
-        return cached(server.post("/v1/completions", key=key, prompt=secret, model="tiny",
-                                  max_tokens=1, **more))
+        return cached(
+            server.post("/v1/completions", key=key, prompt=secret, model="tiny", max_tokens=1,
+                        **more))
 
     with serving(make_llm(prefix_cache=kind), keys=tenants) as server:
         assert [ask(server, key) for key in ("red", "red", "blue", "blue")] == [0, 16, 0, 16]
@@ -248,15 +256,16 @@ def test_nobody_gets_in_without_a_key():
 def test_a_page_of_another_site_finds_no_way_in():
     """Its name made to point here: the Host is still its own. No answer allows other origins."""
     with serving(local_only=True) as server:
-        for host, status in (("evil.example", 403), ("evil.example:80", 403), ("127.0.0.1.evil", 403),
-                             ("localhost", 200), ("LOCALHOST:9", 200), ("127.0.0.1", 200),
-                             ("[::1]:8000", 200), ("[::1]", 200)):
-            answer = httpx.get(server.url + "/v1/models", headers={
-                "Host": host, "Origin": "http://evil.example"})
+        for host, status in (("evil.example", 403), ("evil.example:80", 403),
+                             ("127.0.0.1.evil", 403), ("localhost", 200), ("LOCALHOST:9", 200),
+                             ("127.0.0.1", 200), ("[::1]:8000", 200), ("[::1]", 200)):
+            answer = httpx.get(server.url + "/v1/models",
+                               headers={"Host": host, "Origin": "http://evil.example"})
             assert answer.status_code == status, host
             assert "access-control-allow-origin" not in answer.headers
-        asked = httpx.options(server.url + "/v1/completions", headers={
-            "Origin": "http://evil.example", "Access-Control-Request-Method": "POST"})
+        asked = httpx.options(
+            server.url + "/v1/completions",
+            headers={"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"})
         assert asked.status_code >= 400 and "access-control-allow-origin" not in asked.headers
 
 

@@ -102,11 +102,12 @@ class Answer:
         if self.chat:
             return {"content": [self._entry(*pair) for pair in zip(tokens, found)], "refusal": None}
         return {
-            "tokens": [self._name(token) for token in tokens],
-            "token_logprobs": [_finite(known[token]) for token, known in zip(tokens, found)],
-            "top_logprobs": [{self._name(other): _finite(known[other])
-                              for other in self._likeliest(known) | {token: 0}}
-                             for token, known in zip(tokens, found)],
+            "tokens": [self._name(token) for token in tokens], "token_logprobs": [
+                _finite(known[token]) for token, known in zip(tokens, found)
+            ], "top_logprobs": [{
+                self._name(other): _finite(known[other])
+                for other in self._likeliest(known) | {token: 0}
+            } for token, known in zip(tokens, found)],
             "text_offset": [choice.offset(self.token_bytes(token)) for token in tokens]
         }
 
@@ -118,8 +119,8 @@ class Answer:
     def _named(self, token: int, known: dict[int, float]) -> dict:
         assert self.token_bytes is not None
         return {
-            "token": self._name(token), "logprob": _finite(known[token]),
-            "bytes": list(self.token_bytes(token))
+            "token": self._name(token), "logprob": _finite(known[token]), "bytes": list(
+                self.token_bytes(token))
         }
 
     def _likeliest(self, known: dict[int, float]) -> dict[int, float]:

@@ -103,8 +103,8 @@ def make_server(llm: AsyncLLM, model: str, keys: Sequence[str] = (), share_prefi
     return Server(Door(app, keys, local_only, limits, meters, log_prompts), desk)
 
 
-async def _answer(desk: Desk, answer: Answer, body: Body, request: Request,
-                  requests: list[Checked], place: ExitStack) -> Response:
+async def _answer(desk: Desk, answer: Answer, body: Body, request: Request, requests: list[Checked],
+                  place: ExitStack) -> Response:
     if body.stream:
         return Events(_events(desk, answer, requests, body.include_usage), place.pop_all())
     outputs = await until_left(request.receive, desk.run(requests))
@@ -195,9 +195,8 @@ def _add_rooms(app: FastAPI, desk: Desk, model: str) -> None:
 
     @app.get("/", include_in_schema=False)
     async def chat_page() -> HTMLResponse:
-        return HTMLResponse(page, headers={
-            "Content-Security-Policy": only_itself, "Cache-Control": "no-cache"
-        })
+        return HTMLResponse(
+            page, headers={"Content-Security-Policy": only_itself, "Cache-Control": "no-cache"})
 
     @app.get("/health")
     async def health() -> dict:
@@ -225,12 +224,13 @@ def _sha256(text: str) -> str:
 
 def _add_errors(app: FastAPI) -> None:
     """Whatever goes wrong is said in one form."""
+
     async def answer(request: Request, error: Exception) -> Response:
         if isinstance(error, RequestValidationError):
             error = invalid(error.errors())
         elif isinstance(error, HTTPException):
-            error = ApiError(error.status_code, str(error.detail), None, "not_found"
-                             if error.status_code == 404 else "bad_request")
+            error = ApiError(error.status_code, str(error.detail), None,
+                             "not_found" if error.status_code == 404 else "bad_request")
         elif isinstance(error, ValueError):
             chat = request.url.path.startswith("/v1/chat")
             error = refused(error, (ChatBody if chat else CompletionBody).model_fields)

@@ -123,14 +123,15 @@ def _tell(server: Server, llm: LLM, name: str, port: int, args, keys: list[str])
     host = f"[{args.host}]" if ":" in args.host else args.host
     who = (f"whoever brings {'the' if len(keys) == 1 else 'one of the ' + str(len(keys))} "
            f"API key{'s' * (len(keys) > 1)}" if keys else "whoever comes, without a key")
-    print(f"serving {name!r} at http://{host}:{port} to {who}\n"
-          f"  a page to chat   http://{host}:{port}/\n"
-          f"  for clients      base_url=http://{host}:{port}/v1 model={name}\n"
-          f"  for Prometheus   http://{host}:{port}/metrics\n"
-          f"room for {config.max_num_seqs} requests at once and "
-          f"{server.desk.max_requests - config.max_num_seqs} that wait, in {config.num_blocks} "
-          f"blocks of {config.block_size} tokens; {config.max_model_len} tokens a request at most",
-          file=sys.stderr, flush=True)
+    print(
+        f"serving {name!r} at http://{host}:{port} to {who}\n"
+        f"  a page to chat   http://{host}:{port}/\n"
+        f"  for clients      base_url=http://{host}:{port}/v1 model={name}\n"
+        f"  for Prometheus   http://{host}:{port}/metrics\n"
+        f"room for {config.max_num_seqs} requests at once and "
+        f"{server.desk.max_requests - config.max_num_seqs} that wait, in {config.num_blocks} "
+        f"blocks of {config.block_size} tokens; {config.max_model_len} tokens a request at most",
+        file=sys.stderr, flush=True)
     if not keys and args.host not in LOCAL_HOSTS:
         print("warning: everybody who reaches this address may use the model; set --api-key",
               file=sys.stderr, flush=True)

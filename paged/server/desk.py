@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -31,8 +39,7 @@ class Desk:
         log_prompts: write prompts and answers into the log.
     """
 
-    def __init__(self, llm: AsyncLLM, max_requests: int, meters: Meters,
-                 log_prompts: bool = False):
+    def __init__(self, llm: AsyncLLM, max_requests: int, meters: Meters, log_prompts: bool = False):
         self.llm, self.max_requests, self.meters = llm, max_requests, meters
         self.log_prompts, self.num_sequences = log_prompts, 0
 
@@ -40,13 +47,13 @@ class Desk:
     def place(self, num_sequences: int) -> Iterator[None]:
         """A place in the queue for so many sequences. Raises ApiError where there is none."""
         if num_sequences > self.max_requests:
-            raise ApiError(400, f"the request takes {num_sequences} sequences, and this server "
-                           f"holds {self.max_requests}: ask for less at once", None,
-                           "too_many_sequences")
+            raise ApiError(
+                400, f"the request takes {num_sequences} sequences, and this server "
+                f"holds {self.max_requests}: ask for less at once", None, "too_many_sequences")
         if self.num_sequences + num_sequences > self.max_requests:
-            raise ApiError(429, f"{self.num_sequences} sequences are under way, and this server "
-                           f"holds {self.max_requests}: come again", None, "queue_full",
-                           {"Retry-After": "1"})
+            raise ApiError(
+                429, f"{self.num_sequences} sequences are under way, and this server "
+                f"holds {self.max_requests}: come again", None, "queue_full", {"Retry-After": "1"})
         self.num_sequences += num_sequences
         try:
             yield
@@ -74,18 +81,20 @@ class Desk:
         return [last[index] for index in range(len(requests))]
 
     async def stream(self, requests: Sequence[Checked],
-                     partial: bool = True) -> AsyncIterator[tuple[int, RequestOutput]]:
+                     partial: bool = True) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """(index of a request, its output), whenever one has more, or, unless partial, has ended.
         The next of it is asked for when this one has been taken, so that a slow reader finds all
         that has come meanwhile in one. Who stops reading aborts what has not ended. Raises ApiError
         where one fails."""
-        box: asyncio.Queue = asyncio.Queue()
+        box: asyncio.Queue[tuple[int, News]] = asyncio.Queue()
         calls: list[Call] = []
         try:
             for index, request in enumerate(requests):
-                calls.append(
-                    self.llm.call([request], lambda news, index=index: box.put_nowait(
-                        (index, news)), partial))
+
+                def put(news: News, index: int = index) -> None:
+                    box.put_nowait((index, news))
+
+                calls.append(self.llm.call([request], put, partial))
             for call in calls:
                 call.start()
             left = len(calls)
@@ -107,9 +116,9 @@ class Desk:
         for output in call.outputs:
             lengths = "+".join(str(len(c.token_ids)) for c in output.outputs)
             reasons = "+".join(c.finish_reason or "left" for c in output.outputs)
-            LOG.info("request %s: %d prompt tokens (%d cached), %s generated, %s",
-                     output.request_id, len(output.prompt_token_ids), output.num_cached_tokens,
-                     lengths, reasons)
+            LOG.info(
+                "request %s: %d prompt tokens (%d cached), %s generated, %s", output.request_id,
+                len(output.prompt_token_ids), output.num_cached_tokens, lengths, reasons)
             if self.log_prompts:
                 LOG.info("request %s: %r -> %r", output.request_id, output.prompt
                          or output.prompt_token_ids, [c.text for c in output.outputs])
@@ -121,8 +130,8 @@ def _whole(call: Call, news: News) -> RequestOutput:
         output = call.next_output(news)
     except Exception as error:
         LOG.error("a step has failed: %s", type(error).__name__)
-        raise ApiError(500, f"the engine has failed at this request ({type(error).__name__})",
-                       None, "engine_failed") from None
+        raise ApiError(500, f"the engine has failed at this request ({type(error).__name__})", None,
+                       "engine_failed") from None
     for completion in output.outputs:
         if completion.finish_reason == "error":
             raise ApiError(500, f"the engine has failed at this request: {completion.error}", None,
@@ -133,7 +142,7 @@ def _whole(call: Call, news: News) -> RequestOutput:
 
 
 async def until_left(receive: Callable[[], Awaitable[Mapping]], work: Coroutine[Any, Any,
-                                                                               Result]) -> Result:
+                                                                                Result]) -> Result:
     """What the work returns; its end, and an ApiError, as soon as the client has left."""
 
     async def left() -> None:

@@ -96,8 +96,9 @@ class Door:
         host = headers.get(b"host", b"").decode("latin-1")
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
         if self.local_only and name.lower() not in LOCAL:
-            raise ApiError(403, "this server answers to 127.0.0.1 and localhost: start it with an "
-                           "--api-key, or with another --host", None, "wrong_host")
+            raise ApiError(
+                403, "this server answers to 127.0.0.1 and localhost: start it with an "
+                "--api-key, or with another --host", None, "wrong_host")
         if self._digests and path not in OPEN_TO_ALL:
             scope["tenant"] = self._tenant(headers.get(b"authorization", b""))
         if scope["method"] == "POST":

@@ -111,8 +111,9 @@ class Body(BaseModel):
         given = {name: value for name, value in given.items() if value is not None}
         for name in given.keys() & (REFUSED.keys() - cls.model_fields.keys()):
             harmless, reason = REFUSED[name]
-            if not any(type(given[name]) is type(value) and given[name] == value
-                       for value in harmless):
+            if not any(
+                    type(given[name]) is type(value) and given[name] == value
+                    for value in harmless):
                 raise ApiError(400, f"{name} is not supported: {reason}", name,
                                "unsupported_parameter")
             del given[name]
@@ -138,11 +139,7 @@ class Body(BaseModel):
     def sampling(self, defaults: SamplingParams, max_tokens: int,
                  logprobs: int | None) -> SamplingParams:
         """What it asks of the sampler; `defaults` say the rest. Raises ApiError and ValueError."""
-        given = {
-            name: getattr(self, name)
-            for name in SAMPLING
-            if getattr(self, name) is not None
-        }
+        given = {name: getattr(self, name) for name in SAMPLING if getattr(self, name) is not None}
         for name in given:
             if name not in KNOWN_TO_SAMPLING:
                 raise ApiError(400, f"{name} is not supported: no sampler here knows it", name,
@@ -151,8 +148,10 @@ class Body(BaseModel):
             given["top_k"] = 0
         if "logit_bias" in given:
             try:
-                given["logit_bias"] = {int(token): bias
-                                       for token, bias in given["logit_bias"].items()}
+                given["logit_bias"] = {
+                    int(token): bias
+                    for token, bias in given["logit_bias"].items()
+                }
             except ValueError:
                 raise ApiError(400, "the keys of logit_bias must be token ids", "logit_bias",
                                "invalid_value") from None

@@ -74,8 +74,8 @@ class Meters:
             self.output_tokens.inc(metrics.num_output_tokens)
             for completion in output.outputs:
                 self.requests.labels(completion.finish_reason or "abort").inc()
-            for meter, seconds in ((self.queue, metrics.queue_time),
-                                   (self.first, metrics.time_to_first_token),
+            for meter, seconds in ((self.queue, metrics.queue_time), (self.first,
+                                                                      metrics.time_to_first_token),
                                    (self.token, metrics.time_per_output_token)):
                 if seconds is not None:
                     meter.observe(seconds)
