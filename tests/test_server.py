@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from paged import SamplingParams
 from paged.server.answers import LEAST, Answer, best
-from paged.server.fields import REFUSED, Body, ChatBody, CompletionBody
+from paged.server.fields import REFUSED, SAMPLING, ChatBody, CompletionBody
 from tests.servers import serving
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -142,7 +142,7 @@ def test_log_probabilities(server, client, stream):
     text = "".join(choice.text for choice in parts)
     shown = [choice.logprobs for choice in parts if choice.logprobs]
     offsets = [offset for some in shown for offset in some.text_offset]
-    assert len(offsets) == 7 and offsets[0] == 3 and offsets == sorted(offsets)
+    assert len(offsets) == 3 + 7 and offsets[:4] == [0, 1, 2, 3] and offsets == sorted(offsets)
     for offset, name in zip(offsets, (name for some in shown for name in some.tokens)):
         # What was left of a character that nothing completed stands before it.
         assert name.startswith("bytes:") or text[offset:].lstrip("\ufffd").startswith(name)
@@ -211,7 +211,7 @@ def test_every_field_of_the_interface_is_honoured_or_refused_by_name(server, cha
         if name == "logprobs" and not chat:
             body[name] = 1
         answer = server.post(path, **body)
-        if name in ours and (name in Known or name not in SAMPLED):
+        if name in ours:
             assert answer.status_code == 200, (name, answer.text)
         else:
             assert answer.status_code == 400, (name, answer.text)
@@ -221,16 +221,9 @@ def test_every_field_of_the_interface_is_honoured_or_refused_by_name(server, cha
             assert set(error) == {"message", "type", "param", "code"}
 
 
-SAMPLED = {name
-           for name in Body.model_fields} - {
-               "model", "n", "max_tokens", "stream", "stream_options", "user", "safety_identifier",
-               "cache_salt"
-           }
-Known = {field.name for field in fields(SamplingParams)}
-
-
 def test_all_of_sampling_can_be_asked_for():
-    assert Known - set(CompletionBody.model_fields) <= set()
+    names = {field.name for field in fields(SamplingParams)}
+    assert SAMPLING | {"n", "max_tokens", "logprobs"} == names
 
 
 def test_what_asks_for_nothing_is_no_reason_to_refuse(server):
@@ -270,10 +263,56 @@ def test_what_fields_do(server):
                          temperature=0, continue_final_message=True).json()
     assert answer["usage"]["prompt_tokens"] == len(
         server.llm.tokenizer.chat(begun, continue_final_message=True))
-    prompt = len(server.llm.tokenizer.chat(HELLO))
-    answer = server.post("/v1/chat/completions", model="tiny", messages=HELLO, temperature=0,
+    long = [{"role": "user", "content": "x" * 470}]
+    prompt = len(server.llm.tokenizer.chat(long))
+    answer = server.post("/v1/chat/completions", model="tiny", messages=long, temperature=0,
                          ignore_eos=True).json()  # as much as there is room for
-    assert answer["usage"]["completion_tokens"] == 512 - prompt + 1
+    assert answer["usage"]["completion_tokens"] == 512 - prompt + 1 > 5
+
+
+def test_what_the_fields_beyond_the_interface_do(server):
+    text = server.complete(max_tokens=8).json()["choices"][0]["text"]
+    wanted = server.llm.tokenizer.encode("Q")[0]
+
+    def of(**more) -> dict:
+        answer = server.complete(**dict(max_tokens=8) | more)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["choices"][0]
+
+    assert of(logit_bias={str(wanted): 100})["text"] == "QQQQQQQQ"
+    assert set(of(allowed_token_ids=server.llm.tokenizer.encode("xy"))["text"]) <= set("xy")
+    assert "Q" not in of(logit_bias={str(wanted): 100}, bad_words=["Q"])["text"]
+    stopped = of(logit_bias={str(wanted): 100}, stop="QQ", include_stop_str_in_output=True)
+    assert stopped["text"] == "QQ" and stopped["stop_reason"] == "QQ"
+    assert of(logit_bias={str(wanted): 100}, stop="QQ", min_tokens=5)["text"].startswith("QQQ")
+    ended = dict(logit_bias={"257": 100}, ignore_eos=False)
+    assert of(**ended)["text"] == "" and of(**ended)["stop_reason"] == 257
+    assert of(**ended, skip_special_tokens=False, include_stop_str_in_output=True)["text"] == "</s>"
+    assert of(prompt="zzzabc", truncate_prompt_tokens=3)["text"] == text
+    assert of(prompt="zzzabc", truncate_prompt_tokens=3, echo=True)["text"] == "abc" + text
+
+
+@pytest.mark.parametrize("most", [0, 3])
+def test_a_prompt_is_scored(server, client, most):
+    """What evaluations ask: the log-probability of each token of a prompt."""
+    params = SamplingParams(temperature=0, max_tokens=3, logprobs=1, prompt_logprobs=1)
+    (wanted,) = server.llm.generate(["a prompt"], params, use_tqdm=False)
+    answer = client.completions.create(prompt="a prompt", max_tokens=most, echo=True, logprobs=1,
+                                       **GREEDY)
+    shown, (completion,) = answer.choices[0].logprobs, wanted.outputs
+    tokens = wanted.prompt_token_ids + completion.token_ids[:most]
+    known = (wanted.prompt_logprobs + completion.logprobs)[:len(tokens)]
+    assert shown.token_logprobs[0] is None and shown.top_logprobs[0] is None
+    assert shown.token_logprobs[1:] == pytest.approx(
+        [logprobs[token] for token, logprobs in zip(tokens[1:], known[1:])])
+    assert shown.tokens[:8] == list("a prompt") and shown.text_offset[:8] == list(range(8))
+    assert answer.choices[0].text == "a prompt" + completion.text * bool(most)
+    assert answer.usage.completion_tokens == most and len(shown.tokens) == len(tokens)
+    answer = server.chat(prompt_logprobs=1).json()["choices"][0]
+    assert answer["prompt_logprobs"][0] is None and len(answer["prompt_logprobs"]) > 5
+    assert all("decoded_token" in entry for entry in answer["prompt_logprobs"][1].values())
+    assert server.chat(prompt_logprobs=1, stream=True).json()["error"]["param"] == "prompt_logprobs"
+    assert server.complete(max_tokens=0).json()["error"]["param"] == "max_tokens"
 
 
 # ── errors ────────────────────────────────────────────────────────────────────────────────────────
@@ -433,7 +472,8 @@ def test_log_probabilities_that_json_does_not_know():
     completion = CompletionOutput(0, "é", token_ids=[0, 1, 2], finish_reason="length",
                                   logprobs=[{0: -float("inf"), 1: -1.0}, {1: -2.0}, {2: 0.0}])
     output = RequestOutput("0", [5], [completion], RequestMetrics(0.0), True)
-    answer = Answer(False, "m", [b"\xc3", b"\xa9", b""].__getitem__, 1).whole([output])
+    tokens = [b"\xc3", b"\xa9", b""]
+    answer = Answer(False, "m", lambda token, name=False: tokens[token], 1).whole([output])
     shown = answer["choices"][0]["logprobs"]
     assert shown["token_logprobs"] == [LEAST, -2.0, 0.0]
     assert shown["tokens"] == [r"bytes:\xc3", r"bytes:\xa9", "token_id:2"]

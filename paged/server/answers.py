@@ -11,6 +11,7 @@ from typing import Any
 
 from paged.request import CompletionOutput, RequestOutput
 
+TokenBytes = Callable[..., bytes]
 LEAST = -9999.0
 """Stands for minus infinity, which JSON does not know."""
 
@@ -21,17 +22,20 @@ class Answer:
     Args:
         chat: a conversation's, not a completion's.
         model: its name.
-        token_bytes: the bytes of a token; needed for log-probabilities only.
+        token_bytes: the bytes of a token, as text, or, if the second argument is True, as its name;
+            needed for log-probabilities only.
         likeliest: likeliest tokens to show beside each; None shows no log-probabilities.
         num_choices: completions of a prompt that are shown, the best of those there are.
         echoed: the text of each prompt, where it goes before its completions.
+        prompt_only: the completions are not shown.
     """
 
-    def __init__(self, chat: bool, model: str, token_bytes: Callable[[int], bytes] | None,
+    def __init__(self, chat: bool, model: str, token_bytes: TokenBytes | None,
                  likeliest: int | None = None, num_choices: int = 1,
-                 echoed: Sequence[str] | None = None):
+                 echoed: Sequence[str] | None = None, prompt_only: bool = False):
         self.chat, self.model, self.token_bytes = chat, model, token_bytes
-        self.likeliest, self.num_choices, self.echoed = likeliest, num_choices, echoed
+        self.likeliest, self.num_choices = likeliest, num_choices
+        self.echoed, self.prompt_only = echoed, prompt_only
         self.id = ("chatcmpl-" if chat else "cmpl-") + uuid.uuid4().hex
         self.created = int(time.time())
         self._choices: dict[int, _Choice] = {}
@@ -40,9 +44,15 @@ class Answer:
         """The answer of requests that have ended."""
         choices = []
         for prompt, output in enumerate(outputs):
+            if self.prompt_only:  # a token had to be drawn
+                for completion in output.outputs:
+                    completion.text, completion.token_ids, completion.logprobs = "", [], []
             for number, completion in enumerate(best(output.outputs, self.num_choices)):
                 choice = self._choice(prompt, number)
-                shown = choice.ended(completion) | {"logprobs": self._logprobs(choice, completion)}
+                shown = choice.ended(completion)
+                shown["logprobs"] = self._logprobs(choice, completion, output)
+                if output.prompt_logprobs is not None and self.token_bytes is not None:
+                    shown["prompt_logprobs"] = self._of_prompt(output.prompt_logprobs)
                 if self.chat:
                     shown["message"] = {
                         "role": "assistant", "content": completion.text, "refusal": None
@@ -57,7 +67,7 @@ class Answer:
         """What has come for a prompt since the last time: one chunk a choice that has more."""
         for completion in output.outputs:
             choice = self._choice(prompt, completion.index)
-            logprobs = self._logprobs(choice, completion)
+            logprobs = self._logprobs(choice, completion, output)
             ends = completion.finish_reason is not None and not choice.has_ended
             text = completion.new_text
             if not self.chat and not choice.begun:
@@ -90,26 +100,42 @@ class Answer:
             self._choices[index] = _Choice(index, self.echoed[prompt] if self.echoed else "")
         return self._choices[index]
 
-    def _logprobs(self, choice: _Choice, completion: CompletionOutput) -> dict | None:
-        """Of the tokens that have come since the last time."""
+    def _logprobs(self, choice: _Choice, completion: CompletionOutput,
+                  output: RequestOutput) -> dict | None:
+        """Of the tokens that have come since the last time; of an echoed prompt first."""
         if self.likeliest is None or completion.logprobs is None or self.token_bytes is None:
             return None
         tokens = completion.token_ids[choice.num_tokens:]
-        found = completion.logprobs[choice.num_tokens:len(completion.token_ids)]
-        choice.num_tokens += len(tokens)
+        found: list[dict[int, float] | None] = list(
+            completion.logprobs[choice.num_tokens:len(completion.token_ids)])
+        if self.echoed is not None and not choice.num_tokens and output.prompt_logprobs is not None:
+            tokens, found = output.prompt_token_ids + tokens, output.prompt_logprobs + found
+        choice.num_tokens = len(completion.token_ids)
         if not tokens:
             return None
         if self.chat:
-            return {"content": [self._entry(*pair) for pair in zip(tokens, found)], "refusal": None}
+            content = [self._entry(token, known) for token, known in zip(tokens, found) if known]
+            return {"content": content, "refusal": None}
         return {
             "tokens": [self._name(token) for token in tokens], "token_logprobs": [
-                _finite(known[token]) for token, known in zip(tokens, found)
-            ], "top_logprobs": [{
-                self._name(other): _finite(known[other])
-                for other in self._likeliest(known) | {token: 0}
-            } for token, known in zip(tokens, found)],
-            "text_offset": [choice.offset(self.token_bytes(token)) for token in tokens]
+                None if known is None else _finite(known[token])
+                for token, known in zip(tokens, found)
+            ], "top_logprobs": [
+                None if known is None else {
+                    self._name(other): _finite(known[other])
+                    for other in self._likeliest(known) | {token: 0}
+                } for token, known in zip(tokens, found)
+            ], "text_offset": [choice.offset(self.token_bytes(token)) for token in tokens]
         }
+
+    def _of_prompt(self, found: Sequence[dict[int, float] | None]) -> list[dict | None]:
+        """As in vLLM: {token id: {"logprob", "decoded_token"}} a token of the prompt."""
+        return [
+            None if known is None else {
+                str(token): {"logprob": _finite(value), "decoded_token": self._name(token)}
+                for token, value in known.items()
+            } for known in found
+        ]
 
     def _entry(self, token: int, known: dict[int, float]) -> dict:
         return self._named(token, known) | {
@@ -120,7 +146,7 @@ class Answer:
         assert self.token_bytes is not None
         return {
             "token": self._name(token), "logprob": _finite(known[token]), "bytes": list(
-                self.token_bytes(token))
+                self.token_bytes(token, True))
         }
 
     def _likeliest(self, known: dict[int, float]) -> dict[int, float]:
@@ -130,7 +156,7 @@ class Answer:
     def _name(self, token: int) -> str:
         """The token's text; its bytes where they are no text, its id where it has none."""
         assert self.token_bytes is not None
-        own = self.token_bytes(token)
+        own = self.token_bytes(token, True)
         try:
             return own.decode() or f"token_id:{token}"
         except UnicodeDecodeError:
@@ -148,7 +174,7 @@ class _Choice:
     def __init__(self, index: int, echo: str):
         self.index, self.echo = index, echo
         self.num_tokens, self.begun, self.has_ended = 0, False, False
-        self._num_characters = len(echo)
+        self._num_characters = 0
         self._decode = getincrementaldecoder("utf-8")("replace").decode
 
     def ended(self, completion: CompletionOutput) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from paged.async_llm import AsyncLLM
 from paged.call import Checked
 from paged.request import RequestOutput
 from paged.sampling import SamplingParams
-from paged.server.answers import Answer
+from paged.server.answers import Answer, TokenBytes
 from paged.server.desk import Desk, until_left
 from paged.server.door import Door, Limits
 from paged.server.errors import ApiError, invalid, refused
@@ -71,15 +71,16 @@ def make_server(llm: AsyncLLM, model: str, keys: Sequence[str] = (), share_prefi
             place.enter_context(desk.place(len(body.prompts) * body.sequences))
 
             def params(num_tokens: int) -> SamplingParams:
-                most = 16 if body.max_tokens is None else body.max_tokens
+                most = 16 if body.max_tokens is None else max(1, body.max_tokens)
                 ranked = body.sequences > body.n  # by their log-probabilities
                 logprobs = 0 if ranked and body.logprobs is None else body.logprobs
-                return body.sampling(llm.llm.default_sampling_params, most, logprobs)
+                return body.sampling(llm.llm.default_sampling_params, most, logprobs,
+                                     body.logprobs if body.echo else None)
 
             salt = salt_of(body, request)
             requests = [await desk.check(prompt, params, salt) for prompt in body.prompts]
-            answer = Answer(False, model, _token_bytes(llm), body.logprobs, body.n,
-                            _texts(llm, requests) if body.echo else None)
+            answer = Answer(False, model, _token_bytes(llm, body), body.logprobs, body.n,
+                            _texts(llm, requests) if body.echo else None, body.max_tokens == 0)
             return await _answer(desk, answer, body, request, requests, place)
 
     @app.post("/v1/chat/completions")
@@ -90,14 +91,15 @@ def make_server(llm: AsyncLLM, model: str, keys: Sequence[str] = (), share_prefi
             likeliest = (body.top_logprobs or 0) if body.logprobs else None
 
             def params(num_tokens: int) -> SamplingParams:
-                room = llm.llm.engine.config.max_model_len - num_tokens + 1
+                taken = min(num_tokens, body.truncate_prompt_tokens or num_tokens)
+                room = llm.llm.engine.config.max_model_len - taken + 1
                 limits = body.max_completion_tokens, body.max_tokens, max(1, room)
                 most = next(limit for limit in limits if limit is not None)
                 return body.sampling(llm.llm.default_sampling_params, most, likeliest)
 
             checked = await desk.check(body.conversation(), params, salt_of(body, request),
                                        **body.template_options)
-            answer = Answer(True, model, _token_bytes(llm), likeliest, body.n)
+            answer = Answer(True, model, _token_bytes(llm, body), likeliest, body.n)
             return await _answer(desk, answer, body, request, [checked], place)
 
     return Server(Door(app, keys, local_only, limits, meters, log_prompts), desk)
@@ -160,8 +162,13 @@ def check_model(body: Body, model: str) -> None:
                        "model", "model_not_found")
 
 
-def _token_bytes(llm: AsyncLLM):
-    return llm.llm.tokenizer.token_bytes if llm.llm.tokenizer is not None else None
+def _token_bytes(llm: AsyncLLM, body: Body) -> TokenBytes | None:
+    """The bytes of a token as text, and as a name, which special tokens have too."""
+    tokenizer = llm.llm.tokenizer
+    if tokenizer is None:
+        return None
+    skip = body.skip_special_tokens is not False
+    return lambda token, name=False: tokenizer.token_bytes(token, skip and not name)
 
 
 def _texts(llm: AsyncLLM, requests: Sequence[Checked]) -> list[str]:
@@ -171,7 +178,8 @@ def _texts(llm: AsyncLLM, requests: Sequence[Checked]) -> list[str]:
         raise ApiError(400, "this model came without a tokenizer: it cannot echo text", "echo",
                        "unsupported_parameter")
     return [
-        tokenizer.decode(request.token_ids) if request.prompt is None else request.prompt
+        tokenizer.decode(request.token_ids)
+        if request.prompt is None or request.params.truncate_prompt_tokens else request.prompt
         for request in requests
     ]
 

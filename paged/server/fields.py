@@ -7,7 +7,7 @@ Sampling goes beyond that interface under the names of `SamplingParams`, which a
 from __future__ import annotations
 
 import json
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -48,8 +48,6 @@ REFUSED: dict[str, tuple[tuple, str]] = {
     "structured_outputs": ((), "answers are not held to a format here"),
     "use_beam_search": ((False,), "beams are searched by LLM.beam_search only"),
 }
-KNOWN_TO_SAMPLING = {field.name for field in fields(SamplingParams)}
-
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Text = Annotated[str, Field(max_length=1000)]
 Ids = Annotated[list[int], Field(max_length=1000)]
@@ -99,6 +97,7 @@ class Body(BaseModel):
     allowed_token_ids: Ids | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
 
@@ -124,6 +123,9 @@ class Body(BaseModel):
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options is for streamed answers: set stream to true",
                            "stream_options", "invalid_value")
+        if self.prompt_logprobs is not None and self.stream:
+            raise ApiError(400, "prompt_logprobs cannot be streamed: leave stream away",
+                           "prompt_logprobs", "invalid_value")
         return self
 
     @property
@@ -136,14 +138,10 @@ class Body(BaseModel):
         """Whether a stream ends with its usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def sampling(self, defaults: SamplingParams, max_tokens: int,
-                 logprobs: int | None) -> SamplingParams:
+    def sampling(self, defaults: SamplingParams, max_tokens: int, logprobs: int | None,
+                 prompt_logprobs: int | None = None) -> SamplingParams:
         """What it asks of the sampler; `defaults` say the rest. Raises ApiError and ValueError."""
         given = {name: getattr(self, name) for name in SAMPLING if getattr(self, name) is not None}
-        for name in given:
-            if name not in KNOWN_TO_SAMPLING:
-                raise ApiError(400, f"{name} is not supported: no sampler here knows it", name,
-                               "unsupported_parameter")
         if given.get("top_k") == -1:  # another way to say: all
             given["top_k"] = 0
         if "logit_bias" in given:
@@ -155,15 +153,16 @@ class Body(BaseModel):
             except ValueError:
                 raise ApiError(400, "the keys of logit_bias must be token ids", "logit_bias",
                                "invalid_value") from None
+        given.setdefault("prompt_logprobs", prompt_logprobs)
         return replace(defaults, **given, n=self.sequences, max_tokens=max_tokens,
                        logprobs=logprobs)
 
 
-SAMPLING = [
-    name for name in Body.model_fields
-    if name not in ("model", "n", "max_tokens", "stream", "stream_options", "user",
-                    "safety_identifier", "cache_salt")
-]
+# Fields that go to the sampler as they are.
+SAMPLING = Body.model_fields.keys() - {
+    "model", "n", "max_tokens", "stream", "stream_options", "user", "safety_identifier",
+    "cache_salt"
+}
 
 
 class CompletionBody(Body):
@@ -187,10 +186,13 @@ class CompletionBody(Body):
         return self.n if self.best_of is None else self.best_of
 
     @model_validator(mode="after")
-    def _check_best_of(self):
+    def _check_completion(self):
         if self.best_of is not None and self.best_of < self.n:
             raise ApiError(400, f"best_of is {self.best_of}: it must be at least n, {self.n}",
                            "best_of", "invalid_value")
+        if self.max_tokens == 0 and (self.stream or not self.echo):
+            raise ApiError(400, "max_tokens is 0: it must be at least 1, but to echo a prompt",
+                           "max_tokens", "invalid_value")
         if self.stream and self.sequences > self.n:
             raise ApiError(400, "best_of cannot be streamed: the best is known at the end",
                            "best_of", "invalid_value")
