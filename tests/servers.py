@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 
 import httpx
-import uvicorn
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from paged import LLM, AsyncLLM
+from paged import LLM
+from paged.lab.serving import served
 from paged.models.decoder import random_decoder
 from paged.models.loader import Loaded
 from paged.models.loader.tokenizer import Tokenizer as PagedTokenizer
-from paged.server.app import Server, make_server
+from paged.server.app import Server
 from tests.small_models import TINY_LLAMA
 
 CONFIG = replace(TINY_LLAMA, vocab_size=258, max_position_embeddings=512)
@@ -51,9 +50,9 @@ def make_llm(num_blocks: int = 256, **options) -> LLM:
 class Running:
     """A server that answers at `url`."""
 
-    def __init__(self, llm: LLM, server: Server, port: int):
-        self.llm, self.server, self.port = llm, server, port
-        self.url = f"http://127.0.0.1:{port}"
+    def __init__(self, llm: LLM, server: Server, url: str):
+        self.llm, self.server, self.url = llm, server, url
+        self.port = int(url.rpartition(":")[2])
 
     def post(self, path: str, timeout: float = 60, key: str | None = None,
              **body) -> httpx.Response:
@@ -99,20 +98,6 @@ class Running:
 @contextlib.contextmanager
 def serving(llm: LLM | None = None, **options) -> Iterator[Running]:
     """A server in a thread of its own; `options` are those of `make_server`."""
-    llm = make_llm() if llm is None else llm
-    server = make_server(AsyncLLM(llm), "tiny", **options)
-    config = uvicorn.Config(server.door, port=0, access_log=False, log_config=None, lifespan="off",
-                            timeout_graceful_shutdown=1)
-    listening = config.bind_socket()
-    process = uvicorn.Server(config)
-    thread = threading.Thread(target=process.run, args=([listening],), daemon=True)
-    thread.start()
-    while not process.started:
-        time.sleep(0.01)
-    try:
-        yield Running(llm, server, listening.getsockname()[1])
-    finally:
-        process.should_exit = True
-        thread.join(30)
-        llm.close()
-        assert not thread.is_alive(), "the server does not end"
+    with (make_llm() if llm is None else llm) as llm, served(llm, "tiny",
+                                                             **options) as (server, url):
+        yield Running(llm, server, url)
