@@ -23,7 +23,7 @@ from bisect import insort
 
 from paged.batch import Batch, build_batch, trace_batch
 from paged.block_pool import BlockPool
-from paged.prefix_cache import PrefixCache
+from paged.prefix_cache import PrefixCache, check_names
 from paged.radix_cache import RadixCache
 from paged.request import PENDING, Request, Status
 from paged.slots import blocks_needed
@@ -171,7 +171,9 @@ class Scheduler:
         too few."""
         hits: list[int] = []
         if self.prefix_cache is not None:
-            hits, request.prefix = self.prefix_cache.match(request.token_ids, request.salt)
+            request.prefix = self.prefix_cache.root(request.salt)
+            if not request.wants_prompt_logprobs:  # else all of its prompt is computed, as in vLLM
+                hits, request.prefix = self.prefix_cache.match(request.token_ids, request.salt)
         cached = len(hits) * self.block_size
         # Its chunks take their blocks as they come, but all must be there now: a prompt let in for
         # its first chunk alone may be put out before its last, and be computed again and again.
@@ -364,6 +366,9 @@ class Scheduler:
         self.pool.check_integrity(request.block_table for request in self.running)
         if self.host_pool is not None:
             self.host_pool.check_integrity(request.host_block_table for request in self.waiting)
+        if self.prefix_cache is not None:
+            self.prefix_cache.check_integrity()
+            check_names(self.prefix_cache.contents(), self.running, self.block_size)
         for request in self.waiting:
             assert not request.block_table, f"{request} waits and holds blocks"
         queue = self.running + self.waiting
