@@ -31,13 +31,13 @@ class AsyncLLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[RequestOutput]:
         """`LLM.generate`."""
-        return await self._generate(self.llm.check(prompts, sampling_params))
+        return await self.run(self.llm.check(prompts, sampling_params))
 
     async def chat(self, messages: list[dict] | Sequence[list[dict]],
                    sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
                    **options) -> list[RequestOutput]:
         """`LLM.chat`; the options are those of `tokenizer.chat`."""
-        return await self._generate(self.llm.check(messages, sampling_params, options))
+        return await self.run(self.llm.check(messages, sampling_params, options))
 
     def stream(self, prompt: Prompt,
                sampling_params: SamplingParams | None = None) -> AsyncIterator[RequestOutput]:
@@ -72,7 +72,8 @@ class AsyncLLM:
 
         return Call(self.llm.owner, requests, put_there, partial)
 
-    async def _generate(self, requests: list[Checked]) -> list[RequestOutput]:
+    async def run(self, requests: list[Checked]) -> list[RequestOutput]:
+        """Complete what `LLM.check` has let pass, as one call."""
         box: asyncio.Queue[News] = asyncio.Queue()
         call = self.call(requests, box.put_nowait)
         try:

@@ -22,8 +22,8 @@ from starlette.types import Receive, Scope, Send
 from paged.async_llm import AsyncLLM
 from paged.call import Checked
 from paged.request import RequestOutput
-from paged.sampling import SamplingParams
-from paged.server.answers import Answer, TokenBytes
+from paged.server.answers import Answer
+from paged.server.asked import answer_of, check_model
 from paged.server.desk import Desk, until_left
 from paged.server.door import Door, Limits
 from paged.server.errors import ApiError, invalid, refused
@@ -66,41 +66,20 @@ def make_server(llm: AsyncLLM, model: str, keys: Sequence[str] = (), share_prefi
 
     @app.post("/v1/completions")
     async def completions(body: CompletionBody, request: Request) -> Response:
-        check_model(body, model)
-        with ExitStack() as place:
-            place.enter_context(desk.place(len(body.prompts) * body.sequences))
-
-            def params(num_tokens: int) -> SamplingParams:
-                most = 16 if body.max_tokens is None else max(1, body.max_tokens)
-                ranked = body.sequences > body.n  # by their log-probabilities
-                logprobs = 0 if ranked and body.logprobs is None else body.logprobs
-                return body.sampling(llm.llm.default_sampling_params, most, logprobs,
-                                     body.logprobs if body.echo else None)
-
-            salt = salt_of(body, request)
-            requests = [await desk.check(prompt, params, salt) for prompt in body.prompts]
-            answer = Answer(False, model, _token_bytes(llm, body), body.logprobs, body.n,
-                            _texts(llm, requests) if body.echo else None, body.max_tokens == 0)
-            return await _answer(desk, answer, body, request, requests, place)
+        return await answered(body, request)
 
     @app.post("/v1/chat/completions")
     async def chat_completions(body: ChatBody, request: Request) -> Response:
+        return await answered(body, request)
+
+    async def answered(body: Body, request: Request) -> Response:
         check_model(body, model)
         with ExitStack() as place:
-            place.enter_context(desk.place(body.sequences))
-            likeliest = (body.top_logprobs or 0) if body.logprobs else None
-
-            def params(num_tokens: int) -> SamplingParams:
-                taken = min(num_tokens, body.truncate_prompt_tokens or num_tokens)
-                room = llm.llm.engine.config.max_model_len - taken + 1
-                limits = body.max_completion_tokens, body.max_tokens, max(1, room)
-                most = next(limit for limit in limits if limit is not None)
-                return body.sampling(llm.llm.default_sampling_params, most, likeliest)
-
-            checked = await desk.check(body.conversation(), params, salt_of(body, request),
-                                       **body.template_options)
-            answer = Answer(True, model, _token_bytes(llm, body), likeliest, body.n)
-            return await _answer(desk, answer, body, request, [checked], place)
+            place.enter_context(desk.place(len(body.prompts) * body.sequences))
+            salt = salt_of(body, request)
+            requests = [await desk.check(body, prompt, salt) for prompt in body.prompts]
+            answer = answer_of(llm.llm, body, model, requests)
+            return await _answer(desk, answer, body, request, requests, place)
 
     return Server(Door(app, keys, local_only, limits, meters, log_prompts), desk)
 
@@ -153,35 +132,6 @@ class Events(StreamingResponse):
         """Starlette's, and then the source is closed at once, not when it is collected."""
         async with aclosing(self.body_iterator):  # type: ignore[type-var]
             await super().stream_response(send)
-
-
-def check_model(body: Body, model: str) -> None:
-    """Raises ApiError for a request to another model."""
-    if body.model != model:
-        raise ApiError(404, f"there is no model {body.model!r} here: this server has {model!r}",
-                       "model", "model_not_found")
-
-
-def _token_bytes(llm: AsyncLLM, body: Body) -> TokenBytes | None:
-    """The bytes of a token as text, and as a name, which special tokens have too."""
-    tokenizer = llm.llm.tokenizer
-    if tokenizer is None:
-        return None
-    skip = body.skip_special_tokens is not False
-    return lambda token, name=False: tokenizer.token_bytes(token, skip and not name)
-
-
-def _texts(llm: AsyncLLM, requests: Sequence[Checked]) -> list[str]:
-    """The texts of prompts, those of token ids too."""
-    tokenizer = llm.llm.tokenizer
-    if tokenizer is None:
-        raise ApiError(400, "this model came without a tokenizer: it cannot echo text", "echo",
-                       "unsupported_parameter")
-    return [
-        tokenizer.decode(request.token_ids)
-        if request.prompt is None or request.params.truncate_prompt_tokens else request.prompt
-        for request in requests
-    ]
 
 
 def _add_rooms(app: FastAPI, desk: Desk, model: str) -> None:

@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 
 from paged.async_llm import AsyncLLM
 from paged.call import Call, Checked, News
-from paged.prompts import read_prompt
 from paged.request import RequestOutput
-from paged.sampling import SamplingParams
+from paged.server.asked import check_end, checked
 from paged.server.errors import ApiError
+from paged.server.fields import Body
 from paged.server.meters import Meters
 
 LOG = logging.getLogger("paged.server")
@@ -60,18 +60,10 @@ class Desk:
         finally:
             self.num_sequences -= num_sequences
 
-    async def check(self, prompt, params_of: Callable[[int], SamplingParams], salt: str | None,
-                    **chat) -> Checked:
-        """A prompt as a request that can be served; `params_of` gets its number of tokens. Raises
-        ValueError and ApiError."""
-
-        def check() -> Checked:
-            llm = self.llm.llm
-            text, ids = read_prompt(prompt, llm.tokenizer, **chat)
-            params = params_of(len(ids))
-            return Checked(text, llm.engine.check_request(ids, params), params, salt)
-
-        return await asyncio.to_thread(check)  # a long prompt takes the tokenizer a while
+    async def check(self, body: Body, prompt, salt: str | None) -> Checked:
+        """A prompt of a body as a request that can be served. Raises ApiError."""
+        # A long prompt takes the tokenizer a while.
+        return await asyncio.to_thread(checked, self.llm.llm, body, prompt, salt)
 
     async def run(self, requests: Sequence[Checked]) -> list[RequestOutput]:
         """All requests to their end. Raises ApiError where one fails."""
@@ -132,12 +124,7 @@ def _whole(call: Call, news: News) -> RequestOutput:
         LOG.error("a step has failed: %s", type(error).__name__)
         raise ApiError(500, f"the engine has failed at this request ({type(error).__name__})", None,
                        "engine_failed") from None
-    for completion in output.outputs:
-        if completion.finish_reason == "error":
-            raise ApiError(500, f"the engine has failed at this request: {completion.error}", None,
-                           "engine_failed")
-        if completion.finish_reason == "abort":
-            raise ApiError(503, "the request was aborted before its end", None, "aborted")
+    check_end(output)
     return output
 
 

@@ -129,9 +129,29 @@ class Body(BaseModel):
         return self
 
     @property
+    def prompts(self) -> list:
+        """One entry a prompt."""
+        raise NotImplementedError
+
+    @property
     def sequences(self) -> int:
-        """Sequences that its answer takes."""
+        """Sequences that the answer to a prompt takes."""
         return self.n
+
+    @property
+    def likeliest(self) -> int | None:
+        """Likeliest tokens to show beside each; None shows no log-probabilities."""
+        raise NotImplementedError
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        """Options of `tokenizer.chat`."""
+        return {}
+
+    def params(self, defaults: SamplingParams, longest: int, num_tokens: int) -> SamplingParams:
+        """What it asks of the sampler, for a prompt of so many tokens and an engine that holds
+        `longest`; `defaults` say the rest. Raises ApiError and ValueError."""
+        raise NotImplementedError
 
     @property
     def include_usage(self) -> bool:
@@ -140,7 +160,7 @@ class Body(BaseModel):
 
     def sampling(self, defaults: SamplingParams, max_tokens: int, logprobs: int | None,
                  prompt_logprobs: int | None = None) -> SamplingParams:
-        """What it asks of the sampler; `defaults` say the rest. Raises ApiError and ValueError."""
+        """Its fields as they are, and what only its kind knows."""
         given = {name: getattr(self, name) for name in SAMPLING if getattr(self, name) is not None}
         if given.get("top_k") == -1:  # another way to say: all
             given["top_k"] = 0
@@ -176,14 +196,23 @@ class CompletionBody(Body):
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
     @property
-    def prompts(self) -> list[str | list[int]]:
-        """One entry a prompt."""
+    def prompts(self) -> list:
         several = not isinstance(self.prompt, str) and not isinstance(self.prompt[0], int)
         return list(self.prompt) if several else [self.prompt]  # type: ignore[arg-type, list-item]
 
     @property
     def sequences(self) -> int:
         return self.n if self.best_of is None else self.best_of
+
+    @property
+    def likeliest(self) -> int | None:
+        return self.logprobs
+
+    def params(self, defaults: SamplingParams, longest: int, num_tokens: int) -> SamplingParams:
+        most = 16 if self.max_tokens is None else max(1, self.max_tokens)
+        ranked = self.sequences > self.n  # by their log-probabilities
+        logprobs = 0 if ranked and self.logprobs is None else self.logprobs
+        return self.sampling(defaults, most, logprobs, self.logprobs if self.echo else None)
 
     @model_validator(mode="after")
     def _check_completion(self):
@@ -223,13 +252,23 @@ class ChatBody(Body):
                            "max_completion_tokens", "invalid_value")
         return self
 
-    def conversation(self) -> list[dict[str, Any]]:
-        """The messages as a chat template takes them."""
-        return [_message(f"messages.{i}", message) for i, message in enumerate(self.messages)]
+    @property
+    def prompts(self) -> list:
+        return [[_message(f"messages.{i}", message) for i, message in enumerate(self.messages)]]
+
+    @property
+    def likeliest(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def params(self, defaults: SamplingParams, longest: int, num_tokens: int) -> SamplingParams:
+        taken = min(num_tokens, self.truncate_prompt_tokens or num_tokens)
+        room = max(1, longest - taken + 1)
+        limits = self.max_completion_tokens, self.max_tokens, room
+        most = next(limit for limit in limits if limit is not None)
+        return self.sampling(defaults, most, self.likeliest)
 
     @property
     def template_options(self) -> dict[str, Any]:
-        """Options of `tokenizer.chat`."""
         options = {
             "add_generation_prompt": self.add_generation_prompt,
             "continue_final_message": self.continue_final_message,
