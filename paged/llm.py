@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from numbers import Real
@@ -278,7 +278,7 @@ class LLM:
         step that fails because of it raises.
         """
         (request,) = self.check([prompt], sampling_params)
-        return self._stream(request)
+        return self.follow(request)
 
     def check(self, prompts, sampling_params=None, chat: dict | None = None) -> list[Checked]:
         """Prompts of any form as requests that can be served; ValueError if one cannot.
@@ -317,7 +317,8 @@ class LLM:
             call.close()
             bar.close()
 
-    def _stream(self, request: Checked) -> Iterator[RequestOutput]:
+    def follow(self, request: Checked) -> Generator[RequestOutput, None, None]:
+        """`stream` for a request that `check` has let pass."""
         box: SimpleQueue[News] = SimpleQueue()
         call = Call(self.owner, [request], box.put, partial=True)
         try:
