@@ -16,8 +16,9 @@ one token a request; a mixed step (chunks beside decodes) has its own sizes.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
+from itertools import repeat
 
 import torch
 from tqdm import tqdm
@@ -172,15 +173,33 @@ class ModelRunner:
         inputs.send((batch.input_ids, batch.seats, new_blocks, batch.samples, batch.seq_lens,
                      batch.query_start_loc, [self._turn]),
                     (0, self.config.max_num_seqs, -1, 0, 0, num_tokens, 0))
-        replay()
-        drawn = self.drawn[self._turn, :num_rows]
         # Log-probabilities are few requests' wish: beside the graph, and read with the tokens.
-        rows = list(batch.num_logprobs)
+        # Those of a prompt want what the layers gave for all of its tokens, which no graph keeps.
+        if batch.prompt_logprobs:
+            hidden = self._run(inputs)
+        else:
+            replay()
+        drawn = self.drawn[self._turn, :num_rows]
         wanted = [drawn]
-        if rows:
+        if rows := list(batch.num_logprobs):
             at = self.seats.send(rows, torch.int64)
             wanted += logprobs(self.logits[at], drawn[at], max(batch.num_logprobs.values()))
-        return batch.samples, batch.num_logprobs, *self._fetch(wanted)
+        for row, (count, behind) in batch.prompt_logprobs.items():
+            first = batch.query_start_loc[row]
+            wanted += self._prompt_logprobs(hidden[first:first + len(behind)], behind, count)
+        return batch, *self._fetch(wanted)
+
+    def _prompt_logprobs(self, x: torch.Tensor, behind: list[int],
+                         count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids and log-probabilities [tokens, 1 + count] of the tokens behind x [tokens, hidden]."""
+        tokens, found = self.seats.send(behind, torch.int64), []
+        most = len(self.logits)  # few logits at once: a prompt's would be gigabytes
+        for start in range(0, len(behind), most):
+            part = x[start:start + most]
+            logits = self._head(part, self.logits[:len(part)])
+            found.append(logprobs(logits, tokens[start:start + most], count))
+        ids, values = zip(*found)
+        return torch.cat(ids), torch.cat(values)
 
     def _fetch(self, wanted: list[torch.Tensor]):
         """Copies of these tensors on the host, and the event after which they are there."""
@@ -208,43 +227,56 @@ class ModelRunner:
         """What a launched step gave, one entry a request of its batch; waits for the device."""
         if handle is None:
             return []
-        samples, num_logprobs, (tokens, *more), done = handle
+        batch, (tokens, *more), done = handle
+        samples = batch.samples
         if done is not None:
             done.synchronize() if self.sums is None else self.sums.wait(done)
         results: list[int | RowOutput] = tokens.tolist()
-        if more:
-            for row, ids, values in zip(num_logprobs, more[0].tolist(), more[1].tolist()):
-                count = 1 + num_logprobs[row]
-                results[row] = RowOutput([results[row]], [dict(zip(ids[:count], values[:count]))])
+        tables = iter(more)
+        if asked := batch.num_logprobs:
+            for row, likeliest in zip(asked, _dicts(tables, asked.values())):
+                results[row] = RowOutput([results[row]], [likeliest])
+        for row, (count, _) in batch.prompt_logprobs.items():
+            result = results[row]
+            if not isinstance(result, RowOutput):
+                results[row] = result = RowOutput([result])
+            result.prompt_logprobs = _dicts(tables, repeat(count))
         if -1 in tokens.tolist():
             for row, token in enumerate(tokens.tolist()):
                 if token == -1 and samples[row]:
                     results[row] = RowOutput(
                         error=(f"the logits hold NaN or infinity: the weights are damaged, or "
-                               f"{self.decoder.embedding.dtype} is too narrow for this model"))
+                               f"{self.decoder.embedding.dtype} is too narrow for this model; or "
+                               f"allowed_token_ids, bad_words and min_tokens leave no token"))
         return results
 
-    def _run(self, inputs: StepInputs) -> None:
-        """The step itself, from end to end; this is what graphs capture."""
+    def _run(self, inputs: StepInputs) -> torch.Tensor:
+        """The step itself, from end to end; this is what graphs capture. Returns what the layers
+        gave, [tokens, hidden]."""
         decode = inputs.num_tokens == inputs.num_rows
         step = self._prepare(inputs)
-        x = self.decoder.run(step.x, self._operations(inputs, step, 1 if decode else None))
+        hidden = x = self.decoder.run(step.x, self._operations(inputs, step, 1 if decode else None))
         if not decode:  # each request's last token
             x = x.index_select(0, (inputs.query_start_loc[1:] - 1).clamp(min=0))
-        logits = self.logits[:inputs.num_rows]
-        scores = logits if self.sums is None else self.sums.scores(inputs.num_rows)
+        logits = self._head(x, self.logits[:inputs.num_rows])
         sample = plain_sample
         if self.fused:
             from paged.kernels.sample import sample
+        sample(logits, inputs.seats, inputs.seq_lens, inputs.samples, self.seats, self.drawn,
+               inputs.turn)
+        return hidden
 
+    def _head(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Write the scores [rows, vocab] of x [rows, hidden] to out."""
+        scores = out if self.sums is None else self.sums.scores(len(out))
+        if self.fused:
             self.model.logits(x, out=scores)
         else:
             norm = rms_norm(x, self.decoder.norm, self.decoder.config.rms_norm_eps)
             scores.copy_(self.decoder.head(norm))
         if self.sums is not None:
-            self.sums.gather(scores, logits)
-        sample(logits, inputs.seats, inputs.seq_lens, inputs.samples, self.seats, self.drawn,
-               inputs.turn)
+            self.sums.gather(scores, out)
+        return out
 
     def _prepare(self, inputs: StepInputs) -> Prepared:
         of_step = (inputs.ids, inputs.seats, inputs.new_blocks, inputs.seq_lens,
@@ -324,7 +356,7 @@ class ModelRunner:
                                          disable=not use_tqdm, dynamic_ncols=True):
             inputs = StepInputs(num_tokens, num_rows, self.device)
             inputs.send(([],) * 7, (0, self.config.max_num_seqs, -1, 0, 0, 0, 0))
-            replay: Callable[[], None] = partial(
+            replay: Callable[[], object] = partial(
                 self._run, inputs)  # where there is no CUDA, the step is run again
             replay()  # compiles kernels and fills caches outside the graph
             if self.device.type == "cuda":
@@ -337,6 +369,12 @@ class ModelRunner:
                     self._run(inputs)
                 pool, replay = graph.pool(), graph.replay
             self._steps[num_tokens, num_rows] = inputs, replay
+
+
+def _dicts(tables: Iterator[torch.Tensor], counts: Iterable[int]) -> list[dict[int, float]]:
+    """The next two tables, ids and values, as a dict a row, of its first 1 + count columns."""
+    rows = zip(next(tables).tolist(), next(tables).tolist(), counts)
+    return [dict(zip(ids[:1 + count], values[:1 + count])) for ids, values, count in rows]
 
 
 @cache
