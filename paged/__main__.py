@@ -19,6 +19,7 @@ BENCHMARKS = {
     "engines": "the same prompts through any installed engine",
     "sums": "sums over ranks, in each of their ways, at many sizes",
     "fleet": "requests routed to many replicas, simulated without a model",
+    "cache_dtype": "what fewer bits for K and V cost in answers, on a CPU",
     "peer": "decoding beside transformers' generate, in one run",
 }
 

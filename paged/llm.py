@@ -73,7 +73,7 @@ class LLM:
         preemption: "recompute" or "swap".
         seed: for requests that bring no seed of their own.
         kv_cache_dtype: of K and V in the cache, a name of `startup.KV_CACHE_DTYPES`; "auto" is the
-            model's.
+            model's, "fp8" takes half of bfloat16's bytes (`fp8.py`).
         generation_config: "auto" samples as the checkpoint's generation_config.json says where a
             call brings no sampling_params, "none" as SamplingParams() does.
         tensor_parallel_size: GPUs (or, on a CPU, processes) that share the model, each with its

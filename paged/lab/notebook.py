@@ -32,7 +32,7 @@ from paged.lab.colors import COLORS, DARK
 from paged.lab.plots import number_of, palette, plot, style
 
 __all__ = [
-    "COLORS", "DARK", "Film", "check", "explorer", "plot", "record", "source", "style", "table"
+    "COLORS", "DARK", "check", "explorer", "plot", "record", "source", "style", "table"
 ]
 
 OPEN = 24  # lines of a listing that stands on the page unfolded
