@@ -245,7 +245,7 @@ def test_the_parts_put_together_are_the_whole(model, size):
 
 
 def test_heads_are_dealt_out_as_in_the_exercise():
-    path = ROOT / "practice" / "exercises" / "30_shard_heads" / "solution.py"
+    (path,) = (ROOT / "practice" / "exercises").glob("*_shard_heads/solution.py")
     spec = importlib.util.spec_from_file_location("shard_heads", path)
     exercise = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(exercise)
