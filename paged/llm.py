@@ -350,7 +350,8 @@ class LLM:
         for name in ("engine", "runner"):
             self.__dict__.pop(name, None)
         gc.collect()
-        if torch.cuda.is_available():
+        lost = self.ranks is not None and self.ranks.lost is not None
+        if torch.cuda.is_available() and not lost:  # a GPU that waits for a lost rank never answers
             torch.cuda.empty_cache()
 
     def __enter__(self) -> LLM:
