@@ -17,7 +17,10 @@ BENCHMARKS = {
     "scheduler": "cost of scheduling and block logic, without a model",
     "workload": "tokens a second, end to end",
     "products": "a layer's matrix products, ours against the library's, at many sizes",
+    "engines": "the same prompts through any installed engine",
+    "sums": "sums over ranks, in each of their ways, at many sizes",
     "fleet": "requests routed to many replicas, simulated without a model",
+    "cache_dtype": "what fewer bits for K and V cost in answers, on a CPU",
     "peer": "decoding beside transformers' generate, in one run",
     "serve": "a server of OpenAI's interface under a rising load of requests",
 }

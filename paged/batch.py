@@ -175,7 +175,7 @@ def build_batch(scheduled: Mapping[Request, int], block_size: int, lists: bool =
         if request.wants_prompt_logprobs:
             behind = token_ids[computed + 1:min(end + 1, request.num_prompt_tokens)]
             if behind:
-                batch.prompt_logprobs[row] = request.params.prompt_logprobs, behind
+                batch.prompt_logprobs[row] = request.params.prompt_logprobs or 0, behind
         if lists:
             positions = range(computed, end)
             batch.positions += positions

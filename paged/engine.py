@@ -249,7 +249,7 @@ class Engine:
                 self._forget_if_ended(group)
                 continue
             self._enter_full_blocks(request, computed)
-            if result.prompt_logprobs is not None:
+            if result.prompt_logprobs and output.prompt_logprobs:
                 end = min(computed + 1, request.num_prompt_tokens)
                 at = end - len(result.prompt_logprobs)
                 output.prompt_logprobs[at:end] = result.prompt_logprobs

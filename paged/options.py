@@ -8,7 +8,7 @@ from typing import Any
 
 NAMES = ("device", "dtype", "block_size", "num_blocks", "gpu_memory_utilization", "max_model_len",
          "max_num_seqs", "max_num_batched_tokens", "attention_backend", "enforce_eager",
-         "preemption", "kv_cache_dtype")
+         "preemption", "kv_cache_dtype", "tensor_parallel_size")
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -39,8 +39,12 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
                         help="what happens to a request that must give way (%(default)s)")
     parser.add_argument(
         "--kv-cache-dtype", default="auto", metavar="DTYPE",
-        help="of K and V in the cache: float32, bfloat16, float16, or auto, the "
-        "model's (%(default)s)")
+        help="of K and V in the cache: float32, bfloat16, float16, fp8 (half the bytes, scales "
+        "included), or auto, the model's (%(default)s)")
+    parser.add_argument(
+        "--tensor-parallel-size", type=int, default=1, metavar="RANKS",
+        help="GPUs that share the model, each with a part of its weights and of the "
+        "cache; on a CPU, processes (%(default)s)")
     parser.add_argument("--quiet", action="store_true",
                         help="no progress bars, and no times of start-up")
 

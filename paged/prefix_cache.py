@@ -236,6 +236,7 @@ class PrefixCache:
                 assert record.num_children == children[record], f"{record.tokens} lost a child"
                 assert record.blocks or record.num_children, f"{record.tokens} leads nowhere"
                 parent = record.parent
+                assert parent is not None, f"{record.tokens} is a root among the records"
                 kept = roots if parent.parent is None else self._records.get(parent.hash, ())
                 assert parent in kept, f"{record.tokens} has no parent"
                 assert hash == record.hash == self.hash_function(

@@ -1,7 +1,7 @@
 """What a request rules out, and what it favours: tokens with a mark.
 
     allowed_token_ids    all others never
-    bad_words            a token never; of several, the last one where the others have just been drawn
+    bad_words            a token never; of several, the last one behind the others
     min_tokens           what ends the text not before a place in it
     logit_bias           a number added to a token's logit
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
-from importlib.util import find_spec
 from itertools import repeat
 
 import torch
@@ -27,8 +26,10 @@ from tqdm import tqdm
 from paged.attention import Shape, resolve
 from paged.batch import Batch, RowOutput
 from paged.config import EngineConfig, Speedups
+from paged.device import why_no_triton
 from paged.kv_cache import PagedKVCache, copy_between
-from paged.models.decoder import Decoder, PlainOperations, rms_norm
+from paged.models.decoder import Decoder, PlainOperations, SummedOperations, rms_norm
+from paged.parallel.sums import Sums
 from paged.sampler import logprobs
 from paged.sampler import sample as plain_sample
 from paged.seats import Prepared, Seats
@@ -100,8 +101,9 @@ class ModelRunner:
         attention: the backend in use.
         fused: whether the operations are the fused ones.
         use_graphs: whether steps are captured and replayed, as `capture` prepares.
+        sums: what it computes with other ranks, if the decoder is a part of a model, or None.
 
-    Raises ValueError for a backend that cannot run here, with the reason.
+    Raises ValueError for a backend, or fused operations, that cannot run here, with the reason.
     """
 
     needs_lists = False
@@ -116,19 +118,25 @@ class ModelRunner:
         model, dtype = decoder.config, decoder.embedding.dtype
         self.attention = resolve(attention_backend, Shape(model.num_heads, dtype, kv.spec, device))
         self.scale = kv.head_dim**-0.5
-        self.fused = (on_gpu and find_spec("triton") is not None
-                      if speedups.fused is None else speedups.fused)
+        missing = why_no_triton(device)
+        if speedups.fused and missing:
+            raise ValueError(f"speedups ask for fused operations, and {missing}")
+        self.fused = on_gpu and not missing if speedups.fused is None else speedups.fused
         self.use_graphs = speedups.graphs and self.fused and self.attention.in_graphs
+        vocab_size, self.sums = model.vocab_size, None
+        if decoder.part is not None:
+            vocab_size = decoder.part.whole.vocab_size
+            self.sums = Sums(decoder.part, config.max_num_seqs, dtype, device)
         if self.fused:
             from paged.models.fused import FusedModel
 
             self.model = FusedModel(decoder, kv, config.max_model_len,
-                                    None if speedups.narrow_products else 0)
+                                    None if speedups.narrow_products else 0, self.sums)
         self.seats = Seats(config.max_num_seqs,
-                           blocks_needed(config.max_model_len, kv.block_size) + 1, model.vocab_size,
+                           blocks_needed(config.max_model_len, kv.block_size) + 1, vocab_size,
                            device)
         # What every step writes, graph or not: one buffer for all sizes.
-        self.logits = torch.empty(config.max_num_seqs, model.vocab_size, dtype=dtype, device=device)
+        self.logits = torch.empty(config.max_num_seqs, vocab_size, dtype=dtype, device=device)
         # Steps take turns: while one draws its tokens, those of the one before are being copied.
         self.drawn = torch.empty(2, config.max_num_seqs, dtype=torch.int32, device=device)
         self._turn = 0
@@ -165,8 +173,8 @@ class ModelRunner:
         inputs.send((batch.input_ids, batch.seats, new_blocks, batch.samples, batch.seq_lens,
                      batch.query_start_loc, [self._turn]),
                     (0, self.config.max_num_seqs, -1, 0, 0, num_tokens, 0))
-        # Log-probabilities are few requests' wish: beside the graph, and read with the tokens. Those
-        # of a prompt want what the last layer gave for all of its tokens, which no graph keeps.
+        # Log-probabilities are few requests' wish: beside the graph, and read with the tokens.
+        # Those of a prompt want what the layers gave for all of its tokens, which no graph keeps.
         if batch.prompt_logprobs:
             hidden = self._run(inputs)
         else:
@@ -222,7 +230,7 @@ class ModelRunner:
         batch, (tokens, *more), done = handle
         samples = batch.samples
         if done is not None:
-            done.synchronize()
+            done.synchronize() if self.sums is None else self.sums.wait(done)
         results: list[int | RowOutput] = tokens.tolist()
         tables = iter(more)
         if asked := batch.num_logprobs:
@@ -259,21 +267,32 @@ class ModelRunner:
         return hidden
 
     def _head(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Write the scores [rows, vocab] of x [rows, hidden] to out."""
+        scores = out if self.sums is None else self.sums.scores(len(out))
         if self.fused:
-            return self.model.logits(x, out=out)
-        norm = rms_norm(x, self.decoder.norm, self.decoder.config.rms_norm_eps)
-        return out.copy_(self.decoder.head(norm))
+            self.model.logits(x, out=scores)
+        else:
+            norm = rms_norm(x, self.decoder.norm, self.decoder.config.rms_norm_eps)
+            scores.copy_(self.decoder.head(norm))
+        if self.sums is not None:
+            self.sums.gather(scores, out)
+        return out
 
     def _prepare(self, inputs: StepInputs) -> Prepared:
         of_step = (inputs.ids, inputs.seats, inputs.new_blocks, inputs.seq_lens,
                    inputs.query_start_loc)
         embedding, block_size = self.decoder.embedding, self.kv.block_size
-        if not self.fused:
-            return plain_prepare(*of_step, self.seats, embedding, block_size)
-        from paged.kernels.prepare import prepare
+        first = None if self.decoder.part is None else self.decoder.part.first_token
+        if self.fused:
+            from paged.kernels.prepare import prepare
 
-        return Prepared(
-            *prepare(*of_step, self.seats.tables, self.seats.tokens, embedding, block_size))
+            step = Prepared(*prepare(*of_step, self.seats.tables, self.seats.tokens, embedding,
+                                     block_size, first))
+        else:
+            step = plain_prepare(*of_step, self.seats, embedding, block_size, first)
+        if self.sums is not None:  # each rank has found the tokens of its part of the vocabulary
+            self.sums.sum(step.x)
+        return step
 
     def _operations(self, inputs: StepInputs, step: Prepared, max_query_len: int | None):
 
@@ -289,8 +308,10 @@ class ModelRunner:
             self.kv.store(layer, step.slots, k, v)
             return attend(layer, q)
 
-        return PlainOperations(self.decoder.config, *self.decoder.rotation(step.positions),
-                               write_and_attend)
+        needs = (self.decoder.config, *self.decoder.rotation(step.positions), write_and_attend)
+        if self.sums is not None:
+            return SummedOperations(*needs, sum=self.sums.sum)
+        return PlainOperations(*needs)
 
     # ── graphs ────────────────────────────────────────────────────────────────────────────────────
 
@@ -335,13 +356,16 @@ class ModelRunner:
                                          disable=not use_tqdm, dynamic_ncols=True):
             inputs = StepInputs(num_tokens, num_rows, self.device)
             inputs.send(([],) * 7, (0, self.config.max_num_seqs, -1, 0, 0, 0, 0))
-            replay: Callable[[], None] = partial(
+            replay: Callable[[], object] = partial(
                 self._run, inputs)  # where there is no CUDA, the step is run again
             replay()  # compiles kernels and fills caches outside the graph
             if self.device.type == "cuda":
                 torch.cuda.synchronize()
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=pool, stream=_capture_stream(self.device)):
+                # NCCL looks after its work on threads of its own, which may not break a capture.
+                mode = "global" if self.sums is None else "thread_local"
+                with torch.cuda.graph(graph, pool=pool, stream=_capture_stream(self.device),
+                                      capture_error_mode=mode):
                     self._run(inputs)
                 pool, replay = graph.pool(), graph.replay
             self._steps[num_tokens, num_rows] = inputs, replay

@@ -1,6 +1,6 @@
 """Choosing the next token of every row of logits: the specification, in PyTorch.
 
-    logits, rules, penalties -> temperature -> min-p -> top-k -> top-p -> a random number picks the token
+    logits, rules, penalties -> temperature -> min-p -> top-k -> top-p -> a random number picks one
 
 A row never reads another row, and its random number is a function of its request's seed and of the
 place of the token in its text. So a seed draws the same tokens whatever shares the batch, and a

@@ -11,8 +11,8 @@ from numbers import Real
 
 from paged.checks import refuses, whole_number
 
-# Where a runner keeps what a seat asks for: columns of its numbers, and of its integers. HAS_HISTORY
-# says whether penalties or rules change the logits; WORD_TOKENS, how many of bad words are followed.
+# Where a runner keeps what a seat asks for: columns of its numbers, and of its integers.
+# HAS_HISTORY: penalties or rules change the logits. WORD_TOKENS: so many of bad words are followed.
 TEMPERATURE, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY, HAS_HISTORY = range(7)
 SEED, TOP_K, PROMPT, WORD_TOKENS = range(4)
 
@@ -125,8 +125,9 @@ class SamplingParams:
             ("presence_penalty", -2, 2, "from -2 to 2"),
             ("frequency_penalty", -2, 2, "from -2 to 2")):
             object.__setattr__(self, name, _finite_number(name, getattr(self, name)))
-            self._require(name, _float32(least) <= _float32(getattr(self, name))
-                          <= _float32(most), allowed)
+            self._require(name,
+                          _float32(least) <= _float32(getattr(self, name)) <= _float32(most),
+                          allowed)
         if self.logit_bias is not None:
             self._require("logit_bias", isinstance(self.logit_bias, Mapping), "{token id: number}")
             bias = {

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from paged.batch import Batch
-from paged.rules import MOST_MARKS, MOST_WORD_TOKENS
+from paged.rules import BIAS, FROM, MOST_MARKS, MOST_WORD_TOKENS
 from paged.sampling import HAS_HISTORY, WORD_TOKENS
 
 
@@ -84,10 +84,10 @@ class Seats:
                 row.index_copy_(0, self.send(list(new.history), torch.int64),
                                 self.send(list(new.history.values()), torch.int16))
                 if new.marks:
-                    bias, *integers = zip(*new.marks)
-                    kept = self.marks[seat, :, :len(bias)]
-                    kept[0] = self.send(bias, torch.float32).view(torch.int32)
-                    kept[1:] = self.send(integers, torch.int32)
+                    kept = self.marks[seat, :, :len(new.marks)]
+                    bias = self.send([mark[BIAS] for mark in new.marks], torch.float32)
+                    kept[BIAS] = bias.view(torch.int32)
+                    kept[FROM:] = self.send([mark[FROM:] for mark in new.marks], torch.int32).T
                 if new.words:
                     self.words[seat, :, :len(new.words)] = self.send(new.words, torch.int32).T
 
@@ -116,7 +116,8 @@ class Prepared(NamedTuple):
 
 
 def prepare(ids: Tensor, seats: Tensor, new_blocks: Tensor, seq_lens: Tensor,
-            query_start_loc: Tensor, state: Seats, embedding: Tensor, block_size: int) -> Prepared:
+            query_start_loc: Tensor, state: Seats, embedding: Tensor, block_size: int,
+            first_token: int | None = None) -> Prepared:
     """What the layers of a step start from: tokens, positions, slots and tables, from the seats.
 
     Args:
@@ -125,6 +126,8 @@ def prepare(ids: Tensor, seats: Tensor, new_blocks: Tensor, seq_lens: Tensor,
             table as the last of the context.
         query_start_loc: [requests + 1].
         state, embedding, block_size: as they are.
+        first_token: of an embedding that holds a part of the vocabulary; the other tokens get
+            zeros.
 
     The specification of `kernels.prepare`, which also knows padding.
     """
@@ -138,4 +141,10 @@ def prepare(ids: Tensor, seats: Tensor, new_blocks: Tensor, seq_lens: Tensor,
     blocks = tables[row, positions // block_size]
     slots = blocks.long() * block_size + positions % block_size
     ids = torch.where(ids < 0, state.tokens[seats[row]], ids)
-    return Prepared(torch.nn.functional.embedding(ids, embedding), None, positions, slots, tables)
+    if first_token is None:
+        x = torch.nn.functional.embedding(ids, embedding)
+    else:
+        here = (ids >= first_token) & (ids < first_token + len(embedding))
+        x = torch.nn.functional.embedding(torch.where(here, ids - first_token, 0), embedding)
+        x = torch.where(here[:, None], x, 0)
+    return Prepared(x, None, positions, slots, tables)

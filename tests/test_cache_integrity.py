@@ -1,9 +1,10 @@
 """A prefix cache that lies is found, before anybody believes it.
 
-Protects every answer of the caches: each deliberate fault, made in the middle of a run, must be seen
-by the engine's own check, or where only the contents of free blocks are wrong, by the oracle.
+Protects every answer of the caches: each deliberate fault, made in the middle of a run, must be
+seen by the engine's own check, or where only the contents of free blocks are wrong, by the oracle.
 """
 
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -70,8 +71,8 @@ def hash_faults(cache, blocks):
         cache._records[7] = cache._records.pop(one.hash)
 
     def twice():
-        cache._records.setdefault(one.hash, []).append(
-            double := Prefix(one.parent, one.tokens, one.hash))
+        cache._records.setdefault(one.hash,
+                                  []).append(double := Prefix(one.parent, one.tokens, one.hash))
         one.parent.num_children += 1
         double.blocks.append(one.blocks.pop())
         cache._record_of[double.blocks[0]] = double
@@ -87,9 +88,14 @@ def hash_faults(cache, blocks):
         "a block in no record": lambda: one.blocks.clear(),
         "a record of no block": lambda: cache._record_of.pop(blocks[ONE]),
         "an empty bucket": lambda: cache._records.setdefault(9, []),
-        "other tokens": other_tokens, "another parent": other_parent, "no parent": orphan,
-        "a count of children": lost_child, "a record that leads nowhere": empty_record,
-        "a wrong hash": wrong_hash, "the same twice": twice, "no root": unknown_root,
+        "other tokens": other_tokens,
+        "another parent": other_parent,
+        "no parent": orphan,
+        "a count of children": lost_child,
+        "a record that leads nowhere": empty_record,
+        "a wrong hash": wrong_hash,
+        "the same twice": twice,
+        "no root": unknown_root,
         "half a block": lambda: setattr(free, "tokens", (0, 0)),
     }
 
@@ -121,19 +127,26 @@ def radix_faults(cache, blocks):
         cache._place_of[blocks[ONE]] = Place(one.node, 1)
 
     return {
-        "places exchanged": exchange, "a block without a place": lambda: cache._place_of.pop(
-            blocks[ONE]), "a place without its block": lambda: one.node.blocks[-1].clear(),
+        "places exchanged": exchange,
+        "a block without a place": lambda: cache._place_of.pop(blocks[ONE]),
+        "a place without its block": lambda: one.node.blocks[-1].clear(),
         "a block at two places": lambda: one.node.blocks[-1].append(blocks[TWO]),
-        "moved": moved, "other tokens": other_tokens, "another key": other_key,
-        "another parent": other_parent, "a run that leads nowhere": leads_nowhere,
-        "a shallower place": deeper, "no root": lambda: cache._roots.pop("a"),
+        "moved": moved,
+        "other tokens": other_tokens,
+        "another key": other_key,
+        "another parent": other_parent,
+        "a run that leads nowhere": leads_nowhere,
+        "a shallower place": deeper,
+        "no root": lambda: cache._roots.pop("a"),
         "half a block": lambda: free.node.tokens.pop(),
     }
 
 
-FAULTS = [("hash", name) for name in hash_faults(*(lambda e, b: (e.prefix_cache, b))(
-    *engine_in_the_middle("hash")))] + [("radix", name) for name in radix_faults(
-        *(lambda e, b: (e.prefix_cache, b))(*engine_in_the_middle("radix")))]
+FAULTS = [
+    ("hash", name)
+    for name in hash_faults(*(lambda e, b: (e.prefix_cache, b))(*engine_in_the_middle("hash")))
+] + [("radix", name)
+     for name in radix_faults(*(lambda e, b: (e.prefix_cache, b))(*engine_in_the_middle("radix")))]
 
 
 @pytest.mark.parametrize("kind, name", FAULTS)
@@ -169,20 +182,22 @@ def test_what_a_free_block_holds_is_for_the_oracle_to_say(kind):
         engine.step()
 
 
-ORIGINAL = {"hash": PrefixCache.register, "radix": RadixCache.register}
+ORIGINAL: dict[str, Any] = {"hash": PrefixCache.register, "radix": RadixCache.register}
 LIES = {
     "the name stays when the block goes": [(PrefixCache, "forget", lambda self, block: None),
                                            (RadixCache, "forget", lambda self, block: None)],
     "the prefix before it is left out": [
-        (PrefixCache, "register", lambda self, prefix, tokens, block: ORIGINAL["hash"](
-            self, self.root(), tokens, block)),
-        (RadixCache, "register", lambda self, prefix, tokens, block: ORIGINAL["radix"](
-            self, self.root(), tokens, block))],
+        (PrefixCache, "register", lambda self, prefix, tokens, block: ORIGINAL["hash"]
+         (self, self.root(), tokens, block)),
+        (RadixCache, "register", lambda self, prefix, tokens, block: ORIGINAL["radix"]
+         (self, self.root(), tokens, block))
+    ],
     "tokens in another order": [
-        (PrefixCache, "register", lambda self, prefix, tokens, block: ORIGINAL["hash"](
-            self, prefix, tokens[::-1], block)),
-        (RadixCache, "register", lambda self, prefix, tokens, block: ORIGINAL["radix"](
-            self, prefix, tokens[::-1], block))],
+        (PrefixCache, "register", lambda self, prefix, tokens, block: ORIGINAL["hash"]
+         (self, prefix, tokens[::-1], block)),
+        (RadixCache, "register", lambda self, prefix, tokens, block: ORIGINAL["radix"]
+         (self, prefix, tokens[::-1], block))
+    ],
 }
 
 

@@ -1,5 +1,5 @@
-"""What a request may ask beside its tokens: log-probabilities of the prompt, which text the end has,
-how much of the prompt is read; and the ranges of all numbers, in the precision that computes.
+"""What a request may ask beside its tokens: log-probabilities of the prompt, which text the end
+has, how much of the prompt is read; and the ranges of all numbers, in the precision that computes.
 
 Protects callers from a prompt half told, from ends that are or are not in the text, and from values
 that float32 turns into others.
@@ -18,8 +18,10 @@ from paged.engine import Engine, EngineConfig
 from paged.lab.oracle import OracleRunner
 from paged.models.decoder import Decoder, random_decoder
 from paged.models.loader import Loaded
+from paged.rules import make_rules
 from tests.small_models import TINY_LLAMA, logits_of
 from tests.test_detokenizer import Pieces
+from tests.test_sampler import Request, choose
 
 PROMPT = [7, 100, 3, 9, 9, 42, 15, 8, 77, 100, 3]
 
@@ -49,12 +51,13 @@ def check_prompt(decoder, output, prompt, count):
             assert value == pytest.approx(scores[place, number].item(), abs=1e-4)
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"max_num_batched_tokens": 3}, {"max_num_batched_tokens": 1}, {"max_num_seqs": 2},
-    {"enable_prefix_caching": False}, {"prefix_cache": "radix"},
-    {"speedups": Speedups(run_ahead=True), "max_num_batched_tokens": 4},
-    {"num_blocks": 8, "max_num_batched_tokens": 5, "speedups": Speedups(run_ahead=True)}],
-                         ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"max_num_batched_tokens": 3}, {"max_num_batched_tokens": 1}, {"max_num_seqs": 2},
+     {"enable_prefix_caching": False}, {"prefix_cache": "radix"}, {
+         "speedups": Speedups(run_ahead=True), "max_num_batched_tokens": 4
+     }, {"num_blocks": 8, "max_num_batched_tokens": 5, "speedups": Speedups(run_ahead=True)}],
+    ids=str)
 def test_prompt_logprobs_are_those_of_the_whole_prompt(decoder, options):
     """In chunks of any size, beside others, preempted, and though its blocks are cached."""
     asks = SamplingParams(temperature=0, max_tokens=4, prompt_logprobs=2)
@@ -68,7 +71,8 @@ def test_prompt_logprobs_are_those_of_the_whole_prompt(decoder, options):
             check_prompt(decoder, output, prompt, count)
             assert output.num_cached_tokens == 0, "all of such a prompt is computed"
         assert found[4].prompt_logprobs is None
-        assert found[4].num_cached_tokens == (8 if options.get("enable_prefix_caching", True) else 0)
+        assert found[4].num_cached_tokens == (8
+                                              if options.get("enable_prefix_caching", True) else 0)
         for one, two in zip(plain, found):
             assert one.outputs[0].token_ids == two.outputs[0].token_ids
         assert len(found[1].outputs[0].logprobs) == 4
@@ -106,6 +110,7 @@ def test_a_snapshot_keeps_its_prompt_logprobs(decoder):
 
 def test_the_last_tokens_of_a_longer_prompt(decoder):
     with open_llm(decoder, max_model_len=16) as llm:
+
         def ids(prompt, **params):
             output = llm.generate([prompt], SamplingParams(max_tokens=4, **params))[0]
             return output.prompt_token_ids
@@ -156,7 +161,8 @@ def said(pieces, tokens=None, **params):
 def test_the_stop_string_is_in_the_text_where_asked_for():
     pieces = [b"one S", b"TO", b"P two", b"x", b"<end>"]
     assert said(pieces, stop="STOP") == ("one ", "stop", "STOP")
-    assert said(pieces, stop="STOP", include_stop_str_in_output=True) == ("one STOP", "stop", "STOP")
+    assert said(pieces, stop="STOP",
+                include_stop_str_in_output=True) == ("one STOP", "stop", "STOP")
     both = ["STOP", "TOP t"]
     assert said(pieces, stop=both, include_stop_str_in_output=True)[0] == "one STOP"
 
@@ -185,7 +191,8 @@ def test_special_tokens_are_text_where_asked_for():
 @pytest.mark.parametrize("least, text", [(0, ""), (1, "a"), (2, "aab"), (3, "aaba"), (4, "aabaa"),
                                          (5, "aabaaa")])
 def test_no_stop_string_before_min_tokens(least, text):
-    """It must be complete with a token behind the first min_tokens; where it begins is no matter."""
+    """It must be complete with a token behind the first min_tokens; where it begins is no
+    matter."""
     pieces = [b"a", b"a", b"ba", b"a", b"a", b"a", b""]
     assert said(pieces, stop="a", min_tokens=least)[0] == text
     assert said(pieces, stop="x", min_tokens=least)[0] == "aabaaaa"
@@ -197,8 +204,8 @@ def test_a_stop_string_that_an_ignored_one_begins():
     pieces = [b"a", b"c", b"a", b"b", b""]
     assert said(pieces, stop=["a", "ab"], min_tokens=1) == ("ac", "stop", "a")
     assert said(pieces, stop=["a", "ab"], min_tokens=3) == ("ac", "stop", "ab")
-    assert said(pieces, stop=["aa", "cab"], min_tokens=2, include_stop_str_in_output=True)[0] == (
-        "acab")
+    assert said(pieces, stop=["aa", "cab"], min_tokens=2,
+                include_stop_str_in_output=True)[0] == ("acab")
 
 
 # ── ranges ────────────────────────────────────────────────────────────────────────────────────────
@@ -206,24 +213,28 @@ def test_a_stop_string_that_an_ignored_one_begins():
 TINY, LAST = 2.0**-149, (2 - 2.0**-23) * 2.0**127  # float32's ends
 
 
-@pytest.mark.parametrize("name, bad", [
-    ("top_p", [0, 1e-46, TINY / 2, -0.1, 1.0000002, 2]), ("min_p", [-0.1, -TINY, 1.0000002]),
-    ("temperature", [-TINY, -1.0]), ("repetition_penalty", [0, -1, 1e-46, 1e-40, 1e-7, 1e7, 1e39]),
-    ("presence_penalty", [-2.0000005, 2.1, 1e39]), ("frequency_penalty", [2.0000005, -1e39]),
-    ("logit_bias", [{1: 101}, {1: -100.001}, {1: 1e39}, {1: math.nan}, {1: "1"}, {-1: 1}, {"x": 1},
-                    {1.5: 1}, [1], 5, {True: 1}]),
-    ("min_tokens", [-1, 17, 1.5, None]), ("allowed_token_ids", [[], "abc", [1.5], 5]),
-    ("bad_words", ["", ["a", ""], [1], 5, b"x"]), ("prompt_logprobs", [-1, True, 1.5]),
-    ("truncate_prompt_tokens", [0, -1, 1.5]), ("include_stop_str_in_output", ["no", None, 2]),
-    ("skip_special_tokens", ["yes", None])])
+@pytest.mark.parametrize(
+    "name, bad", [("top_p", [0, 1e-46, TINY / 2, -0.1, 1.0000002, 2]),
+                  ("min_p", [-0.1, -TINY, 1.0000002]), ("temperature", [-TINY, -1.0]),
+                  ("repetition_penalty", [0, -1, 1e-46, 1e-40, 1e-7, 1e7, 1e39]),
+                  ("presence_penalty", [-2.0000005, 2.1, 1e39]),
+                  ("frequency_penalty", [2.0000005, -1e39]),
+                  ("logit_bias", [{1: 101}, {1: -100.001}, {1: 1e39}, {1: math.nan}, {1: "1"},
+                                  {-1: 1}, {"x": 1}, {1.5: 1}, [1], 5, {True: 1}]),
+                  ("min_tokens", [-1, 17, 1.5, None]), ("allowed_token_ids", [[], "abc", [1.5], 5]),
+                  ("bad_words", ["", ["a", ""], [1], 5, b"x"]),
+                  ("prompt_logprobs", [-1, True, 1.5]), ("truncate_prompt_tokens", [0, -1, 1.5]),
+                  ("include_stop_str_in_output", ["no", None, 2]),
+                  ("skip_special_tokens", ["yes", None])])
 def test_values_out_of_range_are_refused_by_name(name, bad):
     for value in bad:
         with pytest.raises(ValueError, match=name):
             SamplingParams(**{name: value})
 
 
-@pytest.mark.parametrize("name", ["temperature", "top_p", "min_p", "repetition_penalty",
-                                  "presence_penalty", "frequency_penalty"])
+@pytest.mark.parametrize("name", [
+    "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"
+])
 def test_no_number_is_too_odd_to_be_refused(name):
     for value in (math.nan, math.inf, -math.inf, 10**400, "1", None, 1j, [1.0], np.float64("nan")):
         with pytest.raises(ValueError, match=f"{name} is"):
@@ -241,9 +252,6 @@ EDGES = [("top_p", [TINY, 1e-40, 1e-38, 1 - 2.0**-24, 1 - 1e-9, 1 + 1e-9, 1]),
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4])
 def test_every_value_that_is_taken_draws_a_token_that_may_be_drawn(name, values, scale):
     """At both ends of each range, as float32 has them, for flat and for steep logits."""
-    from tests.test_sampler import Request, choose
-
-    from paged.rules import make_rules
     logits = scale * torch.linspace(-5, 5, 11)[None].repeat(20, 1)
     for value in values:
         params = SamplingParams(**{name: value})
@@ -256,10 +264,11 @@ def test_every_value_that_is_taken_draws_a_token_that_may_be_drawn(name, values,
 
 
 def test_beams_take_no_parameters_of_sampling():
-    for name, value in {"logit_bias": {1: 1.0}, "allowed_token_ids": [1], "bad_words": ["a"],
-                        "min_tokens": 1, "prompt_logprobs": 1, "top_p": 0.5, "stop": "a",
-                        "skip_special_tokens": False, "logprobs": 3, "n": 2,
-                        "include_stop_str_in_output": True, "temperature": 1.0}.items():
+    for name, value in {
+            "logit_bias": {1: 1.0}, "allowed_token_ids": [1], "bad_words": ["a"], "min_tokens": 1,
+            "prompt_logprobs": 1, "top_p": 0.5, "stop": "a", "skip_special_tokens": False,
+            "logprobs": 3, "n": 2, "include_stop_str_in_output": True, "temperature": 1.0
+    }.items():
         with pytest.raises(ValueError, match=f"{name} is .*: beam search takes"):
             BeamSearchParams(**{name: value})
     params = BeamSearchParams(truncate_prompt_tokens=2, stop_token_ids=[3], seed=1, max_tokens=3)
@@ -282,14 +291,14 @@ def test_the_defaults_are_what_is_written():
     """Whoever relies on a default finds it here."""
     params = SamplingParams()
     found = {name: getattr(params, name) for name in SamplingParams.__dataclass_fields__}
-    assert found == dict(
-        n=1, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0,
-        presence_penalty=0.0, frequency_penalty=0.0, max_tokens=16, stop=None, stop_token_ids=None,
-        ignore_eos=False, seed=None, logprobs=None, min_tokens=0, logit_bias=None,
-        allowed_token_ids=None, bad_words=None, include_stop_str_in_output=False,
-        skip_special_tokens=True, prompt_logprobs=None, truncate_prompt_tokens=None)
+    assert found == dict(n=1, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0,
+                         repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0,
+                         max_tokens=16, stop=None, stop_token_ids=None, ignore_eos=False, seed=None,
+                         logprobs=None, min_tokens=0, logit_bias=None, allowed_token_ids=None,
+                         bad_words=None, include_stop_str_in_output=False, skip_special_tokens=True,
+                         prompt_logprobs=None, truncate_prompt_tokens=None)
     assert (BeamSearchParams().beam_width, BeamSearchParams().length_penalty) == (4, 1.0)
     config = EngineConfig(num_blocks=8)
     assert (config.block_size, config.max_num_seqs, config.max_num_batched_tokens,
-            config.max_model_len, config.prefix_cache, config.preemption) == (
-                16, 256, 8192, 4096, "hash", "recompute")
+            config.max_model_len, config.prefix_cache, config.preemption) == (16, 256, 8192, 4096,
+                                                                              "hash", "recompute")

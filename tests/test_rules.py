@@ -1,4 +1,5 @@
-"""Protects what a request rules out and favours: logit_bias, allowed_token_ids, bad_words, min_tokens.
+"""Protects what a request rules out and favours: logit_bias, allowed_token_ids, bad_words and
+min_tokens.
 
 A definition in a few lines says which tokens may follow an output; the seats must come to the same
 whether they follow the text token by token or are told of it in the middle, as after a preemption.
@@ -27,7 +28,8 @@ VOCAB = 6
 def may_follow(output, params, ends, bad_words):
     """The tokens that may be drawn after an output, by what the parameters say."""
     banned = {
-        word[-1] for word in bad_words
+        word[-1]
+        for word in bad_words
         if len(output) >= len(word) - 1 and output[len(output) - len(word) + 1:] == word[:-1]
     }
     if len(output) < params.min_tokens:
@@ -42,11 +44,10 @@ def random_rules(r):
              for _ in range(r.choice([0, 1, 4]))]
     allowed = r.sample(range(VOCAB), r.randint(4, VOCAB)) if r.random() < 0.4 else None
     bias = {r.randrange(VOCAB): r.choice([-100.0, 0.1, 3.0]) for _ in range(r.choice([0, 2]))}
-    return (SamplingParams(
-        logit_bias=bias or None, allowed_token_ids=allowed, min_tokens=r.choice([0, 3]),
-        temperature=r.choice([0, 1.0, 3.0]), repetition_penalty=r.choice([1.0, 1.3]),
-        frequency_penalty=r.choice([0, 0.5]), seed=r.randrange(100)), r.sample(range(VOCAB), 2),
-            words)
+    return (SamplingParams(logit_bias=bias or None, allowed_token_ids=allowed, min_tokens=r.choice(
+        [0, 3]), temperature=r.choice([0, 1.0, 3.0]), repetition_penalty=r.choice([1.0, 1.3]),
+                           frequency_penalty=r.choice([0, 0.5]),
+                           seed=r.randrange(100)), r.sample(range(VOCAB), 2), words)
 
 
 def request_of(params, ends, words, output=()):
@@ -148,8 +149,10 @@ def test_rules_that_leave_nothing_are_refused():
 class Words:
     """A tokenizer of whole words: a space before one belongs to it, or is a token of its own."""
 
-    ids = {"bad": [1], " bad": [2], "two words": [3, 4], " two words": [5, 4], "odd": [6],
-           " odd": [7, 6], "same": [8], " same": [8], "": [], " ": [9]}
+    ids = {
+        "bad": [1], " bad": [2], "two words": [3, 4], " two words": [5, 4], "odd": [6],
+        " odd": [7, 6], "same": [8], " same": [8], "": [], " ": [9]
+    }
 
     def encode(self, text, add_special_tokens):
         assert not add_special_tokens
@@ -160,6 +163,7 @@ class Words:
 
 
 def test_bad_words_are_looked_for_at_a_beginning_and_after_a_space():
+
     def tokens(words):
         return bad_word_tokens(SamplingParams(bad_words=words), Words())
 
@@ -206,8 +210,8 @@ def test_an_engine_with_a_model_obeys(llm):
 
 def test_a_rule_that_removes_nothing_changes_nothing(llm):
     bare = tokens_of(llm, max_tokens=12, seed=5)
-    for idle in ({"logit_bias": {3: 0.0}}, {"allowed_token_ids": list(range(211))},
-                 {"min_tokens": 12, "ignore_eos": True}):
+    for idle in ({"logit_bias": {3: 0.0}}, {"allowed_token_ids": list(
+            range(211))}, {"min_tokens": 12, "ignore_eos": True}):
         assert tokens_of(llm, max_tokens=12, seed=5, **idle) == bare
 
 
@@ -226,11 +230,12 @@ def test_a_request_whose_rules_leave_nothing_later_fails_alone(llm):
     assert (two.token_ids, two.finish_reason) == ([4] * 5, "length")
 
 
-@pytest.mark.parametrize("name, value, said", [
-    ("logit_bias", {211: 1.0}, "logit_bias holds token 211: the vocabulary has 211"),
-    ("allowed_token_ids", [0, 500], "allowed_token_ids holds token 500"),
-    ("allowed_token_ids", [-1], "allowed_token_ids holds token -1"),
-    ("bad_words", "no", "bad words need a tokenizer")])
+@pytest.mark.parametrize(
+    "name, value, said",
+    [("logit_bias", {211: 1.0}, "logit_bias holds token 211: the vocabulary has 211"),
+     ("allowed_token_ids", [0, 500], "allowed_token_ids holds token 500"),
+     ("allowed_token_ids", [-1], "allowed_token_ids holds token -1"),
+     ("bad_words", "no", "bad words need a tokenizer")])
 def test_rules_about_tokens_that_are_not_there(llm, name, value, said):
     with pytest.raises(ValueError, match=said):
         tokens_of(llm, **{name: value})
@@ -238,10 +243,12 @@ def test_rules_about_tokens_that_are_not_there(llm, name, value, said):
 
 def test_an_end_that_came_too_early_all_the_same_ends_nothing():
     """A runner need not know of rules: what ends a request is decided here too."""
+
     def run(min_tokens):
         engine = Engine(EngineConfig(num_blocks=8, block_size=4), OracleRunner(8, 4))
-        engine.add_request([1, 2, 3], SamplingParams(stop_token_ids=[0, 1, 2, 3], max_tokens=6,
-                                                     min_tokens=min_tokens))
+        engine.add_request([1, 2, 3],
+                           SamplingParams(stop_token_ids=[0, 1, 2, 3], max_tokens=6,
+                                          min_tokens=min_tokens))
         while engine.has_unfinished():
             (output,) = engine.step()
         return len(output.outputs[0].token_ids), output.outputs[0].finish_reason

@@ -9,11 +9,13 @@ interpreter and "graphs" run again.
 import pytest
 import torch
 
-from paged import Engine, EngineConfig, PagedKVCache, SamplingParams
+from paged import Engine, EngineConfig, SamplingParams
 from paged.config import Speedups
+from paged.fp8 import FP8
 from paged.models.config import ModelConfig
-from paged.models.decoder import Decoder, random_decoder
+from paged.models.decoder import random_decoder
 from paged.runner import ModelRunner
+from tests.caches import nan_cache
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -23,22 +25,21 @@ SMALL = ModelConfig(architecture="qwen3", vocab_size=61, hidden_size=16, interme
 
 
 @pytest.fixture
-def decoder(monkeypatch):
-    monkeypatch.setattr(Decoder, "pack", lambda self: self)
+def decoder():
     return random_decoder(SMALL, seed=3, device=DEVICE)
 
 
 def engine_with(fused, decoder, num_blocks=24, block_size=4, max_num_seqs=4, budget=32,
-                use_graphs=False, backend=None, **config):
+                use_graphs=False, backend=None, speedups=None, cache=torch.float32, **config):
     """An engine on a cache full of NaN: plain and in step, or fused and running ahead."""
-    kv = PagedKVCache(SMALL.num_layers, num_blocks, block_size, SMALL.num_kv_heads, SMALL.head_dim,
-                      device=DEVICE)
-    kv.data.fill_(float("nan"))
+    kv = nan_cache(SMALL.num_layers, num_blocks, block_size, SMALL.num_kv_heads, SMALL.head_dim,
+                   cache, DEVICE)
     config = EngineConfig(num_blocks=num_blocks, block_size=block_size, max_num_seqs=max_num_seqs,
                           max_num_batched_tokens=budget, max_model_len=64, **config)
-    host_kv = PagedKVCache(*kv.data.shape[1:]) if config.preemption == "swap" else None
+    host_kv = kv.spec.allocate(num_blocks) if config.preemption == "swap" else None
     runner = ModelRunner(decoder, kv, config, backend or ("triton" if fused else "reference"),
-                         host_kv, Speedups(graphs=use_graphs, fused=fused, run_ahead=fused))
+                         host_kv, speedups
+                         or Speedups(graphs=use_graphs, fused=fused, run_ahead=fused))
     if use_graphs:
         runner.capture(use_tqdm=False)
     return Engine(config, runner)
@@ -67,21 +68,23 @@ MIX = [([1, 2, 3, 4, 5, 6, 7, 8, 9], greedy(6)), ([1, 2, 3, 4, 5, 6, 7, 8, 30], 
        (list(range(20)), greedy(3))]
 
 
-@pytest.mark.parametrize("use_graphs", [True, False])
-def test_same_tokens_as_the_plain_runner(decoder, use_graphs):
-    want = run(engine_with(False, decoder), MIX)
-    assert run(engine_with(True, decoder, use_graphs=use_graphs), MIX) == want
+@pytest.mark.parametrize("use_graphs, cache", [(True, torch.float32), (False, torch.float32),
+                                               (False, FP8)])
+def test_same_tokens_as_the_plain_runner(decoder, use_graphs, cache):
+    want = run(engine_with(False, decoder, cache=cache), MIX)
+    assert run(engine_with(True, decoder, use_graphs=use_graphs, cache=cache), MIX) == want
 
 
-def test_chunks_and_a_tight_pool(decoder):
-    tight = dict(num_blocks=11, budget=5)
+@pytest.mark.parametrize("cache", [torch.float32, FP8])
+def test_chunks_and_a_tight_pool(decoder, cache):
+    tight = dict(num_blocks=11, budget=5, cache=cache)
     want = run(engine_with(False, decoder, **tight), MIX[:4])
     for preemption in ("recompute", "swap"):
         engine = engine_with(True, decoder, preemption=preemption, **tight)
         assert run(engine, MIX[:4]) == want
 
 
-def test_forks_copy_blocks_and_filters_redraw(decoder):
+def test_forks_filters_and_penalties(decoder):
     requests = [([5, 4, 3, 2, 1, 0], SamplingParams(n=3, max_tokens=5, seed=1, top_k=1)), MIX[3],
                 ([5, 4, 3, 2], greedy(4, logprobs=2)), ([5, 4, 3], greedy(
                     4, repetition_penalty=1.5))]
@@ -159,3 +162,44 @@ def test_an_endless_temperature_draws_evenly(decoder):
 def test_decode_sizes_end_where_steps_end(decoder):
     runner = engine_with(True, decoder, max_num_seqs=40, budget=12).runner
     assert (runner.decode_sizes, runner.mixed_sizes) == ([1, 2, 4, 8, 12], [16])
+
+
+@pytest.mark.skipif(CUDA, reason="a GPU runs them")
+def test_fused_operations_that_cannot_run_are_refused_with_the_reason(decoder, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET")
+    with pytest.raises(ValueError, match="fused operations, and .*TRITON_INTERPRET=1"):
+        engine_with(True, decoder, backend="reference")
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_damaged_weight_is_a_sentence_and_no_token(decoder, fused):
+    decoder.norm[3] = float("nan")
+    engine = engine_with(fused, decoder)
+    engine.add_request([1, 2, 3, 4, 5], greedy(3))
+    while engine.has_unfinished():
+        (output,) = engine.step() or [None]
+    completion = output.outputs[0]
+    assert (completion.token_ids, completion.finish_reason) == ([], "error")
+    assert "NaN or infinity: the weights are damaged" in completion.error
+
+
+def test_a_step_in_which_blocks_move_and_nothing_is_computed(decoder):
+    """The first request has its token on its way when the second one needs a block for its last:
+    it goes out, and the step has no row."""
+    requests = [([7], greedy(1)), ([1, 2], greedy(2))]
+    engine = engine_with(False, decoder, num_blocks=3, block_size=1, preemption="swap",
+                         speedups=Speedups(fused=False, run_ahead=True))
+    launch, empty = engine.launch, []
+
+    def record(batch):
+        empty.append(not batch.seats and bool(batch.swap_out))
+        return launch(batch)
+
+    engine.launch = record
+    ids = [engine.add_request(*request) for request in requests]
+    outputs = {}
+    while engine.has_unfinished():
+        outputs |= {output.request_id: output for output in engine.step()}
+    assert any(empty)
+    got = [[outputs[name].outputs[0].token_ids] for name in ids]
+    assert got == run(engine_with(False, decoder), requests)

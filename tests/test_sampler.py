@@ -41,8 +41,8 @@ def choose(logits, requests):
     people = [newcomer(row, request) for row, request in enumerate(requests)]
     if not any(new.history for new in people):  # as many as one likes
         numbers = torch.tensor([new.numbers for new in people]).clamp(max=1e30)
-        integers = torch.tensor([[(n + 2**63) % 2**64 - 2**63 for n in new.integers]
-                                 for new in people])
+        integers = torch.tensor(
+            [[(n + 2**63) % 2**64 - 2**63 for n in new.integers] for new in people])
         integers = integers.to(logits.device)
         return draw(logits, numbers.to(logits.device), integers, lengths - integers[:, PROMPT])
     return drawn_by(seated(requests, logits.shape[-1], logits.device), logits, lengths)

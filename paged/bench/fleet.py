@@ -117,7 +117,9 @@ class Result:
 
 
 class Fleet:
-    """Replicas, and what happens to them in time. At its beginning each has had every system prompt.
+    """Replicas, and what happens to them in time.
+
+    Before the clock starts, each has served every system prompt, as after a long time.
 
     Args:
         load: who comes.
@@ -203,7 +205,7 @@ class Fleet:
 
 
 def _warm(engine: Engine, prompts: list[list[int]]) -> None:
-    """Serve them before the clock starts, the first one last: as after a long time."""
+    """Serve them, the first one last."""
     for prompt in reversed(prompts):
         engine.add_request(prompt, SamplingParams(max_tokens=1))
         while engine.has_unfinished():

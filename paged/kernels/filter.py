@@ -7,8 +7,8 @@ number in a guessing game: how much lies at or above a pivot, for three pivots a
     largest ▁▁▂▂▃▃▄▄▅▅▆▆▇▇ smallest     a pass asks: how much down to │ ? three times
             └──── p of the sum │                    the level is between two of them
 
-A weight is exp((logit − largest) / temperature). Rules and penalties are applied wherever logits are
-read.
+A weight is exp((logit − largest) / temperature). Rules and penalties are applied wherever logits
+are read.
 """
 
 from __future__ import annotations
