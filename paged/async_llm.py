@@ -15,27 +15,29 @@ from paged.sampling import SamplingParams
 class AsyncLLM:
     """A language model whose calls are awaited, from any number of tasks and event loops.
 
-    Takes what `LLM` takes. A task that is cancelled aborts its own requests.
+    Takes what `LLM` takes, or an LLM that there is already. A task that is cancelled aborts its own
+    requests.
 
     Attributes:
         llm: the LLM behind it, which threads may call meanwhile.
     """
 
     def __init__(self, *args, **kwargs):
-        self.llm = LLM(*args, **kwargs)
+        given = len(args) == 1 and isinstance(args[0], LLM) and not kwargs
+        self.llm = args[0] if given else LLM(*args, **kwargs)
 
     async def generate(
         self, prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[RequestOutput]:
         """`LLM.generate`."""
-        return await self._generate(self.llm.check(prompts, sampling_params))
+        return await self.run(self.llm.check(prompts, sampling_params))
 
     async def chat(self, messages: list[dict] | Sequence[list[dict]],
                    sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
                    **options) -> list[RequestOutput]:
         """`LLM.chat`; the options are those of `tokenizer.chat`."""
-        return await self._generate(self.llm.check(messages, sampling_params, options))
+        return await self.run(self.llm.check(messages, sampling_params, options))
 
     def stream(self, prompt: Prompt,
                sampling_params: SamplingParams | None = None) -> AsyncIterator[RequestOutput]:
@@ -57,7 +59,8 @@ class AsyncLLM:
     async def __aexit__(self, *exception) -> None:
         await self.close()
 
-    async def _generate(self, requests: list[Checked]) -> list[RequestOutput]:
+    async def run(self, requests: list[Checked]) -> list[RequestOutput]:
+        """Complete what `LLM.check` has let pass, as one call."""
         call, box = self._call(requests)
         try:
             call.start()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from numbers import Real
 from queue import SimpleQueue
 from typing import Any
@@ -24,6 +25,8 @@ from paged.memory import GiB
 from paged.models.loader import Loaded, load
 from paged.models.loader.tokenizer import Tokenizer
 from paged.owner import Owner
+from paged.parallel.ranks import Driver, Ranks, Worker
+from paged.parallel.runner import RankedRunner, on_every_rank, serve
 from paged.prompts import Prompt, is_conversation, one_params_a_prompt, read_prompt, split_prompts
 from paged.request import RequestOutput
 from paged.sampling import BeamSearchParams, SamplingParams
@@ -50,7 +53,8 @@ class LLM:
     """A language model behind a paged engine. Any number of threads may call it at once.
 
     Args:
-        model: a Hugging Face directory or Hub id, a .gguf file, "default", or a Loaded model.
+        model: a Hugging Face directory or Hub id, a .gguf file, "default", a Loaded model, or a
+            function that makes one as `loader.load` does, of what that takes behind the model.
         device: "cpu", "cuda", "cuda:1" (which becomes PyTorch's current GPU), or "auto" for a GPU
             where there is one; given weights stay where they are.
         dtype: "float32", "bfloat16", "float16", or "auto": the checkpoint's on a GPU, float32 on a
@@ -72,6 +76,10 @@ class LLM:
             model's.
         generation_config: "auto" samples as the checkpoint's generation_config.json says where a
             call brings no sampling_params, "none" as SamplingParams() does.
+        tensor_parallel_size: GPUs (or, on a CPU, processes) that share the model, each with its
+            part of the weights, K and V. One process each is started here; under torchrun, on one
+            machine or several, the processes are those that it has started, each of which makes
+            the same LLM: the first goes on, the others serve it and end with it.
         speedups: what makes the GPU fast, to be switched off for comparison.
         trace: receives every event.
         use_tqdm: show what start-up does as bars.
@@ -83,6 +91,7 @@ class LLM:
         default_sampling_params: of calls that bring none.
         engine: the owner's; only for whoever makes no call meanwhile.
         owner: runs the engine, see `paged.owner`.
+        ranks: those that share the model, or None.
 
     Raises ValueError, FileNotFoundError and MemoryError with a sentence that says what to do.
     """
@@ -93,17 +102,20 @@ class LLM:
     default_sampling_params: SamplingParams
     _finalizer: Any
     budget: MemoryBudget | None
-    _step_needs: tuple[str, str, torch.device]
+    ranks: Ranks | None
 
-    def __init__(self, model: str | Loaded = "default", device: str | torch.device = "auto",
-                 dtype: str = "auto", block_size: int = 16, num_blocks: int | None = None,
+    @on_every_rank
+    def __init__(self, model: str | Loaded | Callable[..., Loaded] = "default",
+                 device: str | torch.device = "auto", dtype: str | torch.dtype = "auto",
+                 block_size: int = 16, num_blocks: int | None = None,
                  gpu_memory_utilization: float = 0.9, max_model_len: int | None = None,
                  max_num_seqs: int = 256, max_num_batched_tokens: int | None = None,
                  enable_prefix_caching: bool = True, prefix_cache: str = "hash",
                  attention_backend: str = "auto", enforce_eager: bool = False,
                  preemption: str = "recompute", seed: int = 0, kv_cache_dtype: str = "auto",
                  generation_config: str = "auto", speedups: Speedups = Speedups(),
-                 trace: Trace = NO_TRACE, use_tqdm: bool = True):
+                 trace: Trace = NO_TRACE, use_tqdm: bool = True, *, tensor_parallel_size: int = 1):
+        ranks = self.ranks
         asked, device = device, use_device(device)
         if isinstance(model, Loaded):
             there = model.decoder.embedding.device
@@ -131,8 +143,10 @@ class LLM:
                               prefix_cache=prefix_cache, preemption=preemption, seed=seed)
         self.start_up: dict[str, float] = {}
         with timed(self.start_up, "weights"):
-            loaded = model if isinstance(model, Loaded) else load(model, device, dtype, use_tqdm,
-                                                                  max_model_len)
+            read = model if callable(model) else partial(load, model)
+            part = () if ranks is None else (ranks.rank, ranks.size)
+            loaded = (model if isinstance(model, Loaded) else read(device, dtype, use_tqdm,
+                                                                   max_model_len, *part))
         self.model_config, self.tokenizer, self.trace = loaded.config, loaded.tokenizer, trace
         card = {"card": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
         trace.emit("MODEL_WEIGHTS_LOADED", model=model if isinstance(model, str) else "given",
@@ -154,6 +168,8 @@ class LLM:
         elif num_blocks is None:
             num_blocks = cpu_num_blocks(spec, config)
             trace.emit("KV_BUDGET_ESTIMATE", num_blocks=num_blocks, block_bytes=spec.block_bytes)
+        if ranks is not None:  # block 7 is the same tokens on every rank
+            num_blocks = ranks.smallest(num_blocks)
         capacity = num_blocks * block_size
         if max_model_len is not None and max_model_len > capacity:
             raise ValueError(f"max_model_len is {max_model_len}, and a pool of {num_blocks} blocks "
@@ -165,6 +181,12 @@ class LLM:
                    "pool and graphs" if device.type == "cuda" and speedups.graphs else "pool"):
             self.runner = make_runner(loaded.decoder, spec, config, attention_backend, speedups,
                                       use_tqdm)
+        if isinstance(ranks, Worker):
+            serve(self.runner, ranks)
+            ranks.close()
+            raise SystemExit  # the rest of the program is rank 0's
+        if isinstance(ranks, Driver):
+            self.runner = RankedRunner(self.runner, ranks)
         self.engine = Engine(config, self.runner, loaded.tokenizer, loaded.eos_token_ids,
                              loaded.config.vocab_size, trace)
         pool = num_blocks * spec.block_bytes / GiB
@@ -181,7 +203,7 @@ class LLM:
                 return engine.step()
 
         self.owner = Owner(engine, step)
-        self._finalizer = weakref.finalize(self, self.owner.close)
+        self._finalizer = weakref.finalize(self, _close, self.owner, ranks)
 
     # ── generation ────────────────────────────────────────────────────────────────────────────────
 
@@ -327,3 +349,9 @@ class LLM:
 
     def __exit__(self, *exception) -> None:
         self.close()
+
+
+def _close(owner: Owner, ranks: Ranks | None) -> None:
+    owner.close()
+    if ranks is not None:
+        ranks.close()

@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from paged import BlockPool, Trace
+from paged import BlockPool
 from paged.lab import notebook, plots
 from paged.lab.colors import INKS
 
@@ -171,28 +171,3 @@ def test_figures_of_one_page_have_their_own_ids(shown):
                           "slots")
     ids = [re.search(r'id="([\w-]+)"', output.data)[1] for output in shown]
     assert len(set(ids)) == 2
-
-
-def test_film_follows_the_pool(shown):
-    pool = BlockPool(4, trace=Trace())
-    film = notebook.Film(pool, block_size=2)
-    blocks = pool.allocate(2)
-    film.shot("allocated", A=(blocks, ["x", "y", "z"]))
-    fork = pool.fork(blocks)
-    film.shot("forked", A=(blocks, ["x", "y", "z"]), B=(fork, ["x", "y", "z"]))
-    pool.copy_on_write(fork, 1)
-    film.shot("copied", A=(blocks, ["x", "y", "z"]), B=(fork, ["x", "y", "z", "w"]))
-    pool.free(reversed(blocks))
-    film.shot("freed", B=(fork, ["x", "y", "z", "w"]))
-    film.play("A film")
-    frames = payload(shown[0].data)["frames"]
-    assert [frame["touched"] for frame in frames] == [[0, 1], [0, 1], [1, 2],
-                                                      [0, 1]], "a copy touches both, a count too"
-    assert [frame["ref_cnt"] for frame in frames] == [[1, 1, 0, 0], [2, 2, 0, 0], [2, 1, 1, 0],
-                                                      [1, 0, 1, 0]]
-    assert frames[-1]["queue"] == [3, 1]
-    assert frames[-1]["contents"] == [["x", "y"], ["z"], ["z", "w"],
-                                      []], "a freed block keeps what lay in it"
-    assert frames[0]["events"] == [
-        "KV_BLOCK_ALLOCATE  block=0  free=3", "KV_BLOCK_ALLOCATE  block=1  free=2"
-    ]

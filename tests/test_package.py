@@ -104,7 +104,7 @@ def test_wheel_holds_the_package_and_what_it_reads(installed):
         for path in installed.rglob("*") if path.is_file()
     }
     assert {
-        "paged/lab/figures/figures.css", "paged/lab/figures/player.js", "paged/lab/notebook.py",
+        "paged/lab/figures/figures.css", "paged/lab/figures/explorer.js", "paged/lab/notebook.py",
         "paged/lab/figures/theatre.css", "paged/lab/figures/theatre.js",
         "paged/data/how-engines-break.md"
     } <= names

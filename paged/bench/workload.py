@@ -16,6 +16,7 @@ import statistics
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from paged.models.config import ModelConfig
 from paged.models.decoder import Decoder
 from paged.models.loader import Loaded, room_for_weights
 from paged.owner import short_collections
+from paged.parallel.shard import Part
 from paged.sampling import SamplingParams
 
 VOCABULARY = 10_000  # token ids that prompts are drawn from
@@ -47,10 +49,17 @@ FILTERS: dict[str, dict[str, Any]] = {
 }
 
 
-def random_model(config: ModelConfig, device: str | torch.device, dtype: torch.dtype) -> Loaded:
-    """Random weights, drawn on the device: what a benchmark needs of a model."""
-    with room_for_weights(config, torch.device(device), dtype):
-        decoder = Decoder(config, device, dtype)
+def random_model(config: ModelConfig, device: str | torch.device, dtype: torch.dtype,
+                 use_tqdm: bool = False, max_model_len: int | None = None, rank: int = 0,
+                 num_ranks: int = 1) -> Loaded:
+    """Random weights, drawn on the device: what a benchmark needs of a model, or of a rank's part.
+
+    What follows the config is as for `loader.load`; bars and max_model_len change nothing.
+    """
+    part = None if num_ranks == 1 else Part(config, rank, num_ranks)
+    held = config if part is None else part.config
+    with room_for_weights(held, torch.device(device), dtype):
+        decoder = Decoder(held, device, dtype, part)
     generator = torch.Generator(device).manual_seed(0)
     for weight in decoder.parameters():
         weight.normal_(std=0.02, generator=generator)
@@ -294,6 +303,8 @@ def main(argv: list[str] | None = None) -> int:
                         help="tokens of a step (%(default)s, as in nano-vllm's benchmark)")
     parser.add_argument("--latency-budget", type=int, default=128,
                         help="tokens of a step where decodes must not wait (%(default)s)")
+    parser.add_argument("--tensor-parallel-size", type=int, default=1, metavar="RANKS",
+                        help="GPUs that share the model, or processes on a CPU (%(default)s)")
     parser.add_argument("--layers", type=int, default=28, help="layers of the model (%(default)s)")
     parser.add_argument("--requests", type=int, help="requests of the workload (256; on a CPU 4)")
     parser.add_argument("--longest", type=int,
@@ -313,18 +324,23 @@ def main(argv: list[str] | None = None) -> int:
         if getattr(args, name) is None:
             setattr(args, name, default)
     for name in ("block_size", "budget", "latency_budget", "layers", "requests", "longest",
-                 "tokens"):
+                 "tokens", "tensor_parallel_size"):
         whole_number("--" + name.replace("_", "-"), getattr(args, name), least=1)
     check_output(args.output)
+    ranks = args.tensor_parallel_size
     record = machine("python -m paged bench workload" + (" --ablations" if args.ablations else "")
-                     + ("" if args.block_size == 16 else f" --block-size {args.block_size}"))
+                     + ("" if args.block_size == 16 else f" --block-size {args.block_size}")
+                     + (f" --tensor-parallel-size {ranks}" if ranks > 1 else ""))
     dtype = torch.bfloat16 if on_gpu else torch.float32
-    loaded = random_model(replace(QWEN3_0_6B, num_layers=args.layers), device, dtype)
+    shapes = replace(QWEN3_0_6B, num_layers=args.layers)
+    model: Any = (
+        partial(random_model, shapes) if ranks > 1 else  # each rank draws its own part
+        random_model(shapes, device, dtype))
     record |= {
         "model": f"Qwen3-0.6B shapes, {args.layers} layers, random weights",
         "dtype": str(dtype)[6:], "longest": args.longest, "at_once_tokens": args.tokens,
         "block_size": args.block_size, "max_num_batched_tokens": args.budget,
-        "latency_budget": args.latency_budget
+        "latency_budget": args.latency_budget, "tensor_parallel_size": ranks
     }
     prompts, params = workload(args.requests, min(100, (args.longest + 3) // 4), args.longest)
     record["input_tokens"] = sum(map(len, prompts))
@@ -332,9 +348,9 @@ def main(argv: list[str] | None = None) -> int:
 
     def engine(budget: int, **switched_off) -> LLM:
         start = time.perf_counter()
-        llm = LLM(loaded,
-                  block_size=args.block_size, max_num_batched_tokens=budget, max_model_len=max(
-                      4096, 2 * args.longest + 200), speedups=Speedups(**switched_off))
+        llm = LLM(model, args.device, dtype, block_size=args.block_size,
+                  max_num_batched_tokens=budget, max_model_len=max(4096, 2 * args.longest + 200),
+                  speedups=Speedups(**switched_off), tensor_parallel_size=ranks)
         record.setdefault("start_up_s", []).append(time.perf_counter() - start)
         record.setdefault("start_up_phases_s", []).append(llm.start_up)
         return llm
@@ -374,12 +390,12 @@ def main(argv: list[str] | None = None) -> int:
             for n, context in ((1, 128), (32, 256), (128, 700), (256, 700))
         ]
         done("step_split", splits, "\n".join(json.dumps(split) for split in splits))
-    del llm
+    llm.close()
     llm = engine(args.latency_budget)
     result = gaps_while_prompts_arrive(llm, prompt=2 * args.longest)
     done("gaps", result,
          f"longest {result['longest_ms']:.2f} ms, median {result['median_ms']:.2f} ms")
-    del llm
+    llm.close()
     if args.ablations:
         short = SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=min(128, args.tokens))
         record["ablations"] = {}
@@ -391,7 +407,7 @@ def main(argv: list[str] | None = None) -> int:
                     llm, 1, short.max_tokens)["tokens_per_s"]
             }
             record["ablations"][name] = entry
-            del llm
+            llm.close()
             done(
                 "ablations", record["ablations"],
                 f"{name}: {entry['tokens_per_s'][-1]:,.0f} tokens/s, one request "

@@ -84,6 +84,7 @@ class OracleRunner:
         contexts = [self._context(batch, row) for row in range(len(self.requests))]
         self._write(batch, contexts)
         self._read(batch, contexts)
+        self._check_names()
         self.num_computed_tokens += len(batch.input_ids)
         self._check_changes(batch)
         tokens = [
@@ -153,6 +154,16 @@ class OracleRunner:
                 row = self.rows[self._slot(table, position)]
                 assert row == (request.salt, context[:position + 1]), (
                     f"{request} reads position {position} of {list(context)}: "
+                    + _written_under(row))
+
+    def _check_names(self) -> None:
+        """Every block that the prefix cache would give away must hold what it is found under."""
+        cache, size = self.engine.prefix_cache, self.block_size
+        for block, (salt, tokens) in (cache.contents() if cache else {}).items():
+            for offset in range(size):
+                row = self.rows[block * size + offset]
+                assert row == (salt, tokens[:len(tokens) - size + offset + 1]), (
+                    f"block {block} is found as {list(tokens)}, and in its row {offset} "
                     + _written_under(row))
 
     def _slot(self, table: Sequence[int], position: int) -> int:

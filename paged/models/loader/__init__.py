@@ -27,6 +27,7 @@ from paged.models.loader.rope import longest_positions
 from paged.models.loader.tokenizer import Tokenizer
 from paged.models.loader.weights import check_layers, fill, settle_head
 from paged.models.rotary import LENGTH_DEPENDENT
+from paged.parallel.shard import Part
 
 __all__ = ["Loaded", "load", "room_for_weights"]
 
@@ -36,7 +37,7 @@ class Loaded:
     """A model that is ready to run."""
 
     decoder: Decoder
-    config: ModelConfig
+    config: ModelConfig  # of the whole model
     # None where a directory holds no tokenizer: then prompts are token ids
     tokenizer: Tokenizer | None
     eos_token_ids: set[int]  # any of these ends a text
@@ -46,7 +47,8 @@ class Loaded:
 
 
 def load(model: str, device: str | torch.device = "cpu", dtype: str | torch.dtype = "auto",
-         use_tqdm: bool = True, max_model_len: int | None = None) -> Loaded:
+         use_tqdm: bool = True, max_model_len: int | None = None, rank: int = 0,
+         num_ranks: int = 1) -> Loaded:
     """Load `model`: "default", a Hugging Face directory, a .gguf file, or the id of a model on the
     Hub.
 
@@ -63,6 +65,7 @@ def load(model: str, device: str | torch.device = "cpu", dtype: str | torch.dtyp
         max_model_len: tokens of the longest request. Needed where the rotary embedding depends on
             them (dynamic and longrope scaling): it is fixed for this length, and
             `config.max_position_embeddings` says so. None takes the checkpoint's own.
+        rank, num_ranks: load only the part of a rank, where several share the model.
 
     Raises FileNotFoundError for what is not there, ValueError for what cannot be run, MemoryError
     for what has no room, and ConnectionError where a network is needed and missing.
@@ -82,8 +85,10 @@ def load(model: str, device: str | torch.device = "cpu", dtype: str | torch.dtyp
     config = _fixed_for(settle_head(found.config, found.readers), max_model_len)
     check_layers(config, found.readers, path)
     dtype = choose_dtype(dtype, device, found.dtype)
-    with room_for_weights(config, device, dtype):
-        decoder = Decoder(config, device, dtype)
+    part = None if num_ranks == 1 else Part(config, rank, num_ranks)
+    held = config if part is None else part.config
+    with room_for_weights(held, device, dtype):
+        decoder = Decoder(held, device, dtype, part)
         num_weights = fill(decoder, found.readers, path, use_tqdm)
         decoder.pack()
     return Loaded(decoder, config, found.tokenizer, found.eos_token_ids, num_weights,

@@ -1,0 +1,95 @@
+"""Every line of a file of requests gets its result.
+
+So many lines are with the engine at once as it is given, and each is replaced when its result has
+been written: `answer` gives the result of a line, from this process or from another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from paged.offline.requests import Line
+from paged.openai_format import APIError, checked_requests, read_body, response_body
+
+if TYPE_CHECKING:
+    from paged.async_llm import AsyncLLM
+
+MOST_FAILURES = 16
+"""Lines in a row at which an engine may fail until it, and not the lines, is at fault."""
+
+Answer = Callable[[Line], Awaitable[dict[str, Any]]]
+
+
+async def answer_line(llm: AsyncLLM, model: str, line: Line) -> dict[str, Any]:
+    """The result of a line, as the server would answer it: {id, custom_id, response, error}.
+
+    model: the name that a body may give. Raises what the engine raises when it fails.
+    """
+    if line.problem is not None:
+        return _result(line, error={"code": "invalid_line", "message": line.problem})
+    try:
+        wanted = read_body(line.path, line.body, model, llm.llm.default_sampling_params)
+        if wanted.stream:
+            raise APIError("stream is true: a file takes whole answers, leave it away", "stream")
+        outputs = await llm.run(checked_requests(wanted, llm.llm))
+        name = f"{'chatcmpl' if wanted.chat else 'cmpl'}-{line.id}"
+        return _answered(
+            line, 200,
+            response_body(wanted, outputs, name, model, int(time.time()), llm.llm.tokenizer))
+    except APIError as error:
+        return _answered(line, error.status, error.body)
+
+
+async def answer_all(lines: Iterable[Line], answer: Answer, write: Callable[[dict], object],
+                     num_at_once: int) -> None:
+    """Have every line answered, and every result written as soon as it is there.
+
+    If `answer` raises, that is the line's result, once another line has been answered after it:
+    MOST_FAILURES in a row are the engine's failure. Then the last is raised, and these lines have
+    no result yet.
+    """
+    left, failed = iter(lines), list[tuple[Line, Exception]]()
+
+    def write_failed() -> None:
+        while failed:
+            line, error = failed.pop()
+            words = f"the engine failed: {str(error) or type(error).__name__}"
+            write(_answered(line, 500, APIError(words, status=500).body))
+
+    async def work() -> None:
+        for line in left:
+            try:
+                result = await answer(line)
+            except Exception as error:
+                failed.append((line, error))
+                if len(failed) >= MOST_FAILURES:
+                    raise
+                continue
+            write(result)
+            if (result["response"] or {}).get("status_code") == 200:
+                write_failed()
+
+    workers = [asyncio.create_task(work()) for _ in range(num_at_once)]
+    try:
+        await asyncio.gather(*workers)
+        write_failed()
+    finally:
+        for worker in workers:
+            worker.cancel()
+        with suppress(Exception):
+            await asyncio.gather(*workers, return_exceptions=True)
+
+
+def _answered(line: Line, status: int, body: dict[str, Any]) -> dict[str, Any]:
+    return _result(line, {"status_code": status, "request_id": f"req_{line.id}", "body": body})
+
+
+def _result(line: Line, response=None, error=None) -> dict[str, Any]:
+    return {
+        "id": f"batch_req_{line.id}", "custom_id": line.custom_id, "response": response,
+        "error": error
+    }
