@@ -98,6 +98,11 @@ def test_terms_are_those_of_headings():
             assert re.search(rf"^##+ {re.escape(heading)}$", text, re.M), f"{page}: {heading}"
 
 
+def test_plots_are_shown_with_words():
+    for path in (ROOT / "book").glob("*.md"):
+        assert "plt.show()" not in path.read_text(encoding="utf-8"), f"{path.name}: plot(...) instead"
+
+
 def test_the_parts_of_the_book():
     """What an exercise calls next is of its part, and chapters are numbered through."""
     import exercises
