@@ -100,7 +100,7 @@ def test_terms_are_those_of_headings():
 
 def test_plots_are_shown_with_words():
     for path in (ROOT / "book").glob("*.md"):
-        assert "plt.show()" not in path.read_text(encoding="utf-8"), f"{path.name}: plot(...) instead"
+        assert "plt.show()" not in path.read_text(encoding="utf-8"), f"{path.name}: use plot(...)"
 
 
 def test_the_parts_of_the_book():
