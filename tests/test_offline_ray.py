@@ -65,9 +65,9 @@ def test_a_killed_worker_changes_nothing(ray, tmp_path, capsys):
     tokenizers.Tokenizer(WordLevel(words, "t0 ")).save(str(tmp_path / "model" / "tokenizer.json"))
     source, results = tmp_path / "requests.jsonl", tmp_path / "results.jsonl"
     with open(source, "w", encoding="utf-8") as file:
-        for number in range(36):
+        for number in range(24):
             body = {
-                "prompt": [1 + number % 5, 2, number], "max_tokens": 60, "seed": number,
+                "prompt": [1 + number % 5, 2, number], "max_tokens": 50, "seed": number,
                 "temperature": number % 2, "ignore_eos": True
             }
             request = {"custom_id": f"r{number}", "method": "POST", "url": TEXT, "body": body}
@@ -87,9 +87,9 @@ def test_a_killed_worker_changes_nothing(ray, tmp_path, capsys):
     killer.start()
     options = ["--model", str(tmp_path / "model"), "--device", "cpu", "--num-blocks", "100"]
     argv = ["batch", str(source), *options, "--quiet", "--in-flight", "4"]
-    assert main([*argv, "-o", str(results), "--ray", "--replicas", "3"]) == 0
+    assert main([*argv, "-o", str(results), "--ray", "--replicas", "2"]) == 0
     killer.join()
-    assert killed[0] < 30 and "workers were lost: " in capsys.readouterr().err
+    assert killed[0] < 20 and "workers were lost: " in capsys.readouterr().err
     assert main([*argv, "-o", str(tmp_path / "alone.jsonl")]) == 0
     assert tokens(results) == tokens(tmp_path / "alone.jsonl")
     assert not workers("Replica")
@@ -103,7 +103,7 @@ def tokens(path):
         assert result["custom_id"] not in found
         (choice,) = result["response"]["body"]["choices"]
         found[result["custom_id"]] = choice["text"].split()
-    assert len(found) == 36 and {len(one) for one in found.values()} == {60}
+    assert len(found) == 24 and {len(one) for one in found.values()} == {50}
     return found
 
 
