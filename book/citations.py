@@ -1,9 +1,10 @@
 """List what the chapters cite of other projects: python book/citations.py [--tree PROJECT=FOLDER]
 
-A line for every file with its project, version and names, and for every issue, pull request and
-advisory with its number; each with its chapter and line. When a newer version is out, unpack it and
-name the folder: --tree, which may be repeated, then marks files and names that are no longer there,
-and the exit status is 1. What an issue says a person has to read again.
+A line for every file with its project, version and names, for every issue, pull request and
+advisory with its number, and for every paper on arXiv; each with its chapter and line. When a newer
+version is out, unpack it and name the folder: --tree, which may be repeated, then marks files and
+names that are no longer there, and the exit status is 1. What an issue says a person has to read
+again.
 
 A file is cited as `path/to/file.py` in a sentence that names project and version, or in a list
 under **project version**, under `folder/`: with the names it stands for before the first colon.
@@ -27,15 +28,16 @@ FILE = re.compile(r"[\w/-]+\.(?:py|cuh?|h)")
 NAME = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*")
 OURS = ("paged/", "book/", "practice/", "tests/")
 THREAD = re.compile(r"github\.com/([\w.-]+)/([\w.-]+)/(?:issues|pull|security/advisories)/([\w-]+)")
+PAPER = re.compile(r"arxiv\.org/abs/(\d{4}\.\d{4,5})")
 PROJECTS = {"vllm": "vLLM", "sglang": "SGLang", "pytorch": "PyTorch", "xllm": "xLLM"}
 
 
 @dataclass(frozen=True)
 class Citation:
-    """A file of a project, or a thread of its tracker, and where a chapter cites it."""
+    """A file of a project, a thread of its tracker or a paper, and where a chapter cites it."""
 
     project: str
-    version: str  # of a thread: its number
+    version: str  # of a thread or a paper: its number
     place: str  # a path, or an address without https://
     names: tuple[str, ...]  # classes and functions cited from a file
     chapter: str
@@ -73,6 +75,10 @@ def citations(chapter: Path) -> list[Citation]:
             found.append(
                 Citation(project, thread[3], thread[0], (), chapter.stem,
                          start + text[:thread.start()].count("\n")))
+        for paper in PAPER.finditer(text):
+            found.append(
+                Citation("arXiv", paper[1], paper[0], (), chapter.stem,
+                         start + text[:paper.start()].count("\n")))
     return found
 
 
@@ -114,7 +120,7 @@ def main(arguments: list[str]) -> int:
     gone = 0
     for chapter in sorted(BOOK.glob("*.md")):
         for cited in citations(chapter):
-            lookup = cited.project in trees and not THREAD.fullmatch(cited.place)
+            lookup = cited.project in trees and bool(FILE.fullmatch(cited.place))
             lost = missing(cited, Path(trees[cited.project])) if lookup else []
             gone += len(lost)
             print(f"{cited.chapter}.md:{cited.line}", f"{cited.project} {cited.version}",

@@ -1,4 +1,5 @@
-"""The command line: python -m paged generate | trace | theatre | bench | models."""
+"""The command line: python -m paged generate | chat | serve | batch | trace | theatre | bench |
+models."""
 
 from __future__ import annotations
 
@@ -8,14 +9,20 @@ import io
 import os
 import sys
 
+from paged.options import add_model_options, add_sampling_options, load
+
 BENCHMARKS = {
     "kernels": "attention kernels against the bandwidth of the card",
     "prefix": "hit rate and cost of the prefix caches, without a model",
     "scheduler": "cost of scheduling and block logic, without a model",
     "workload": "tokens a second, end to end",
     "products": "a layer's matrix products, ours against the library's, at many sizes",
+    "engines": "the same prompts through any installed engine",
+    "sums": "sums over ranks, in each of their ways, at many sizes",
+    "fleet": "requests routed to many replicas, simulated without a model",
     "cache_dtype": "what fewer bits for K and V cost in answers, on a CPU",
     "peer": "decoding beside transformers' generate, in one run",
+    "serve": "a server of OpenAI's interface under a rising load of requests",
 }
 
 
@@ -52,7 +59,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from paged import chat
     from paged.lab.theatre import command as theatre
+    from paged.offline import command as batch
+    from paged.server import command as server
     parser = argparse.ArgumentParser(prog="python -m paged",
                                      description="A paged-attention inference engine.")
     commands = parser.add_subparsers(required=True, metavar="command")
@@ -64,7 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--system", help="a system message to go before it")
     generate.add_argument("--raw", action="store_true",
                           help="continue the prompt as it is, without a chat template")
-    _add_model_options(generate)
+    add_model_options(generate)
+    add_sampling_options(generate)
     generate.add_argument("--stats", action="store_true",
                           help="print times and block counts to standard error")
     generate.set_defaults(run=_generate)
@@ -79,9 +90,13 @@ def _parser() -> argparse.ArgumentParser:
     trace.add_argument("--save", metavar="FILE", help="also save the events, as JSON lines")
     trace.add_argument("--metrics", metavar="FILE",
                        help="also save the figures of steps and requests, as JSON")
-    _add_model_options(trace)
+    add_model_options(trace)
+    add_sampling_options(trace)
     trace.set_defaults(run=_trace)
 
+    chat.add_command(commands, add_model_options, load)
+    server.add_command(commands, add_model_options, load)
+    batch.add_command(commands)
     theatre.add_command(commands)
 
     bench = commands.add_parser("bench", help="measure",
@@ -95,61 +110,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_model_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model", default="default",
-        help="Hugging Face directory, Hub id, .gguf file, or 'default' (%(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=256,
-                        help="tokens generated at most (%(default)s)")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (%(default)s)")
-    parser.add_argument("--top-k", type=int, default=0, help="likeliest tokens kept; 0 keeps all")
-    parser.add_argument("--top-p", type=float, default=1.0, help="probability kept (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the draws (%(default)s)")
-    parser.add_argument("--device", default="auto",
-                        help="cpu, cuda, cuda:1 and so on, or auto (%(default)s)")
-    parser.add_argument("--dtype", default="auto",
-                        help="float32, bfloat16, float16 or auto (%(default)s)")
-    parser.add_argument("--block-size", type=int, default=16, help="tokens a block (%(default)s)")
-    parser.add_argument("--num-blocks", type=int,
-                        help="blocks in the pool (as many as the memory allows)")
-    parser.add_argument("--gpu-memory-utilization", type=float, default=0.9, metavar="SHARE",
-                        help="share of the card's memory that may be in use (%(default)s)")
-    parser.add_argument(
-        "--max-model-len", type=int, metavar="TOKENS",
-        help="tokens of a request, prompt and output (what the model was trained for)")
-    parser.add_argument("--max-num-seqs", type=int, default=256, metavar="REQUESTS",
-                        help="requests that run at once (%(default)s)")
-    parser.add_argument("--max-num-batched-tokens", type=int, metavar="TOKENS",
-                        help="tokens of one step (8192 on a GPU, 2048 on a CPU)")
-    parser.add_argument("--attention-backend", default="auto", metavar="NAME",
-                        help="auto, triton, flash, torch or reference (%(default)s)")
-    parser.add_argument("--enforce-eager", action="store_true", help="no CUDA graphs")
-    parser.add_argument("--preemption", choices=("recompute", "swap"), default="recompute",
-                        help="what happens to a request that must give way (%(default)s)")
-    parser.add_argument(
-        "--kv-cache-dtype", default="auto", metavar="DTYPE",
-        help="of K and V in the cache: float32, bfloat16, float16, fp8 (half the bytes, scales "
-        "included), or auto, the model's (%(default)s)")
-    parser.add_argument("--quiet", action="store_true",
-                        help="no progress bars, and no times of start-up")
-
-
 def _load(args, trace=None):
     """The LLM and the SamplingParams that the options describe."""
     from paged.sampling import SamplingParams
-    from paged.trace import NO_TRACE
     params = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature,
                             top_k=args.top_k, top_p=args.top_p, seed=args.seed)
-    from paged.llm import LLM
-    names = ("device", "dtype", "block_size", "num_blocks", "gpu_memory_utilization",
-             "max_model_len", "max_num_seqs", "max_num_batched_tokens", "attention_backend",
-             "enforce_eager", "preemption", "kv_cache_dtype")
-    llm = LLM(args.model, **{name: getattr(args, name)
-                             for name in names}, trace=trace or NO_TRACE, use_tqdm=not args.quiet)
-    if not args.quiet:
-        phases = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in llm.start_up.items())
-        print(f"ready after {sum(llm.start_up.values()):.1f} s: {phases}", file=sys.stderr)
-    return llm, params
+    return load(args, trace), params
 
 
 def _prompt(args, text: str):

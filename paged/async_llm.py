@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from paged.call import Call, Checked, News
 from paged.llm import LLM
@@ -15,27 +15,29 @@ from paged.sampling import SamplingParams
 class AsyncLLM:
     """A language model whose calls are awaited, from any number of tasks and event loops.
 
-    Takes what `LLM` takes. A task that is cancelled aborts its own requests.
+    Takes what `LLM` takes, or an LLM that there is already. A task that is cancelled aborts its own
+    requests.
 
     Attributes:
         llm: the LLM behind it, which threads may call meanwhile.
     """
 
     def __init__(self, *args, **kwargs):
-        self.llm = LLM(*args, **kwargs)
+        given = len(args) == 1 and isinstance(args[0], LLM) and not kwargs
+        self.llm = args[0] if given else LLM(*args, **kwargs)
 
     async def generate(
         self, prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[RequestOutput]:
         """`LLM.generate`."""
-        return await self._generate(self.llm.check(prompts, sampling_params))
+        return await self.run(self.llm.check(prompts, sampling_params))
 
     async def chat(self, messages: list[dict] | Sequence[list[dict]],
                    sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
                    **options) -> list[RequestOutput]:
         """`LLM.chat`; the options are those of `tokenizer.chat`."""
-        return await self._generate(self.llm.check(messages, sampling_params, options))
+        return await self.run(self.llm.check(messages, sampling_params, options))
 
     def stream(self, prompt: Prompt,
                sampling_params: SamplingParams | None = None) -> AsyncIterator[RequestOutput]:
@@ -57,8 +59,23 @@ class AsyncLLM:
     async def __aexit__(self, *exception) -> None:
         await self.close()
 
-    async def _generate(self, requests: list[Checked]) -> list[RequestOutput]:
-        call, box = self._call(requests)
+    def call(self, requests: Sequence[Checked], put: Callable[[News], object],
+             partial: bool = False) -> Call:
+        """A `Call` of the running event loop, in which `put` is called."""
+        loop = asyncio.get_running_loop()
+
+        def put_there(news: News) -> None:
+            try:
+                loop.call_soon_threadsafe(put, news)
+            except RuntimeError:  # the loop has been closed: nobody waits any more
+                pass
+
+        return Call(self.llm.owner, requests, put_there, partial)
+
+    async def run(self, requests: list[Checked]) -> list[RequestOutput]:
+        """Complete what `LLM.check` has let pass, as one call."""
+        box: asyncio.Queue[News] = asyncio.Queue()
+        call = self.call(requests, box.put_nowait)
         try:
             call.start()
             return call.outputs_of([await box.get() for _ in requests])
@@ -66,7 +83,8 @@ class AsyncLLM:
             call.close(wait=False)
 
     async def _stream(self, request: Checked) -> AsyncIterator[RequestOutput]:
-        call, box = self._call([request], partial=True)
+        box: asyncio.Queue[News] = asyncio.Queue()
+        call = self.call([request], box.put_nowait, partial=True)
         try:
             call.start()
             while True:
@@ -77,16 +95,3 @@ class AsyncLLM:
                 call.ask()
         finally:
             call.close(wait=False)
-
-    def _call(self, requests: list[Checked],
-              partial: bool = False) -> tuple[Call, asyncio.Queue[News]]:
-        """A call, and the box in which its loop finds its news."""
-        loop, box = asyncio.get_running_loop(), asyncio.Queue[News]()
-
-        def put(news: News) -> None:
-            try:
-                loop.call_soon_threadsafe(box.put_nowait, news)
-            except RuntimeError:  # the loop has been closed: nobody waits any more
-                pass
-
-        return Call(self.llm.owner, requests, put, partial), box

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from paged.request import Request
-from paged.sampling import IN_PROMPT
+from paged.rules import COUNT, FROM, IN_PROMPT, MARKED, Rules
+from paged.sampling import WORD_TOKENS
 from paged.slots import slot_mapping_for
 from paged.trace import Trace
 
@@ -30,32 +31,57 @@ class Newcomer:
 
     Attributes:
         row: of the batch.
-        numbers: by the columns of `sampling`, TEMPERATURE to FREQUENCY.
-        integers: likewise, SEED, TOP_K and PROMPT, the prompt's length.
+        numbers: by the columns of `sampling`, TEMPERATURE to HAS_HISTORY.
+        integers: likewise, SEED, TOP_K, PROMPT, the prompt's length, and WORD_TOKENS.
         history: {token: times it stands in the output, plus IN_PROMPT if it is in the prompt},
-            where a penalty asks for it.
+            where a penalty asks for it; or MARKED plus the number of the token's mark.
+        rest: the history of all other tokens.
+        marks, words: see `rules`; lists of (bias, first place, times in the output), and of
+            (token, ends in, drawn).
     """
 
     row: int
     numbers: list[float]
     integers: list[int]
-    history: dict[int, int]
+    history: dict[int, int] = field(default_factory=dict)
+    rest: int = 0
+    marks: list[list] = field(default_factory=list)
+    words: list[list[int]] = field(default_factory=list)
 
 
 def newcomer(row: int, request: Request) -> Newcomer:
     """A request as its runner is to know it."""
-    params, history = request.params, {}
-    if params.penalizes:
-        history = dict(Counter(request.token_ids[request.num_prompt_tokens:]))
-        for token in set(request.token_ids[:request.num_prompt_tokens]):
-            history[token] = min(history.get(token, 0), IN_PROMPT - 1) + IN_PROMPT
+    params, rules = request.params, request.rules
     numbers = [
         params.temperature, params.top_p, params.min_p, params.repetition_penalty,
-        params.presence_penalty, params.frequency_penalty
+        params.presence_penalty, params.frequency_penalty,
+        float(params.penalizes or rules is not None)
     ]
-    return Newcomer(
-        row, numbers,
-        [request.seed, min(params.top_k, 2**31 - 1), request.num_prompt_tokens], history)
+    integers = [request.seed, min(params.top_k, 2**31 - 1), request.num_prompt_tokens, 0]
+    new = Newcomer(row, numbers, integers)
+    output = request.token_ids[request.num_prompt_tokens:]
+    if params.penalizes:
+        new.history = dict(Counter(output))
+        for token in set(request.token_ids[:request.num_prompt_tokens]):
+            new.history[token] = min(new.history.get(token, 0), IN_PROMPT - 1) + IN_PROMPT
+    if rules is not None:
+        _enter_rules(new, rules, output)
+    return new
+
+
+def _enter_rules(new: Newcomer, rules: Rules, output: list[int]) -> None:
+    new.marks = [[bias, first, 0] for bias, first in rules.marks]
+    new.words, ending = rules.columns(output)
+    new.integers[WORD_TOKENS] = len(new.words)
+    for number in ending:  # the others of its word are the last ones of the output
+        new.marks[number][FROM] = max(new.marks[number][FROM], len(output) + 1)
+    if rules.allowed is not None:
+        new.rest = MARKED
+        new.history = {token: new.history.get(token, 0) for token in rules.allowed}
+    for token, number in rules.numbers.items():
+        seen = new.history.get(token, 0)
+        new.marks[number][COUNT] = seen % IN_PROMPT
+        new.history[token] = MARKED + number + (seen & IN_PROMPT)
 
 
 @dataclass
@@ -74,6 +100,8 @@ class Batch:
         seats: of each request, given at admission and kept while it holds blocks.
         table_writes: what the tables gained: (row, first logical block, blocks).
         num_logprobs: how many likeliest tokens the requests want to hear of that want any, by row.
+        prompt_logprobs: the same of the prompt: by row how many, and the prompt's token behind each
+            of this step.
         block_copies, swap_out, swap_in: (source, destination), (block, host block), (host block,
             block).
         positions, slot_mapping, block_tables: the specification; empty for a runner that reads
@@ -89,6 +117,7 @@ class Batch:
     table_writes: list[tuple[int, int, list[int]]] = field(default_factory=list)
     newcomers: list[Newcomer] = field(default_factory=list)
     num_logprobs: dict[int, int] = field(default_factory=dict)
+    prompt_logprobs: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
     block_copies: list[tuple[int, int]] = field(default_factory=list)
     swap_out: list[tuple[int, int]] = field(default_factory=list)
     swap_in: list[tuple[int, int]] = field(default_factory=list)
@@ -106,11 +135,13 @@ class RowOutput:
             ahead. K and V of none of them are in the cache yet.
         logprobs: of each of them {token id: log-probability}, where asked for.
         error: why there is no token; the request ends with it, and the others go on.
+        prompt_logprobs: of the tokens of `Batch.prompt_logprobs`, where asked for.
     """
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, float]] | None = None
     error: str | None = None
+    prompt_logprobs: list[dict[int, float]] | None = None
 
 
 def build_batch(scheduled: Mapping[Request, int], block_size: int, lists: bool = True) -> Batch:
@@ -141,6 +172,10 @@ def build_batch(scheduled: Mapping[Request, int], block_size: int, lists: bool =
             request.newly_seated = False
         if request.params.logprobs is not None and batch.samples[row]:
             batch.num_logprobs[row] = request.params.logprobs
+        if request.wants_prompt_logprobs:
+            behind = token_ids[computed + 1:min(end + 1, request.num_prompt_tokens)]
+            if behind:
+                batch.prompt_logprobs[row] = request.params.prompt_logprobs or 0, behind
         if lists:
             positions = range(computed, end)
             batch.positions += positions

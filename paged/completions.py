@@ -14,6 +14,7 @@ import time
 
 from paged.detokenizer import Detokenizer
 from paged.request import CompletionOutput, Request, RequestOutput
+from paged.rules import Rules
 from paged.sampling import SamplingParams
 from paged.scheduler import Scheduler
 
@@ -83,24 +84,28 @@ class Completions(Group):
         salt: see `Engine.add_request`.
         stop_token_ids: tokens that end a completion.
         tokenizer: has `token_bytes`; None gives no text.
+        rules: of what is drawn, or None.
     """
 
     def __init__(self, output: RequestOutput, params: SamplingParams, order: int, seed: int,
-                 salt: str | None, stop_token_ids: frozenset[int], tokenizer=None):
+                 salt: str | None, stop_token_ids: frozenset[int], tokenizer=None,
+                 rules: Rules | None = None):
         super().__init__(output, params)
         self.stop_token_ids, self.tokenizer = stop_token_ids, tokenizer
+        if params.prompt_logprobs is not None:
+            output.prompt_logprobs = [None]
         self._detokenizers: dict[Request, Detokenizer] = {}
         for number in range(params.n):
             completion = CompletionOutput(number)
             completion.logprobs = None if params.logprobs is None else []
             name = output.request_id + (f".{number}" if number else "")
             request = Request(name, (order, number), list(output.prompt_token_ids), params, output,
-                              completion, seed + number, salt)
+                              completion, seed + number, salt, rules)
             request.group = self
             output.outputs.append(completion)
             self.live.append(request)
             if tokenizer is not None:
-                self._detokenizers[request] = Detokenizer(tokenizer, params.stop_strings)
+                self._detokenizers[request] = self._detokenizer()
         self.live[0].waits = params.n > 1
 
     def take(self, request: Request, token: int, logprobs: dict[int, float] | None,
@@ -145,7 +150,7 @@ class Completions(Group):
             del logprobs[len(tokens):]
             completion.cumulative_logprob = sum(map(dict.__getitem__, logprobs, tokens))
         if request in self._detokenizers:
-            self._detokenizers[request] = Detokenizer(self.tokenizer, self.params.stop_strings)
+            self._detokenizers[request] = self._detokenizer()
             completion.text = "".join(
                 self._text(request, token, number) for number, token in enumerate(tokens, 1))
 
@@ -163,14 +168,24 @@ class Completions(Group):
                 child.num_seats = 1
                 scheduler.fork(parent, child)
 
+    def _detokenizer(self) -> Detokenizer:
+        params = self.params
+        return Detokenizer(self.tokenizer, params.stop_strings, params.include_stop_str_in_output,
+                           params.skip_special_tokens)
+
+    def _stops(self, token: int, number: int) -> bool:
+        """Whether a completion's token of this number ends it."""
+        return token in self.stop_token_ids and number > self.params.min_tokens
+
     def _text(self, request: Request, token: int, number: int) -> str:
         """The text that a completion's token of this number makes certain; at the end, all that
         was held back."""
         if not self._detokenizers:
             return ""
         detokenizer = self._detokenizers[request]
-        stopped = token in self.stop_token_ids
-        text = "" if stopped else detokenizer.push(token)
+        stopped, text = self._stops(token, number), ""
+        if not stopped or self.params.include_stop_str_in_output:
+            text = detokenizer.push(token, may_stop=not stopped and number > self.params.min_tokens)
         if stopped or number == self.params.max_tokens:
             text += detokenizer.finish()
         return text
@@ -185,7 +200,7 @@ class Completions(Group):
         if not tokens:
             return
         matched = detokenizer.matched if detokenizer else None
-        if tokens[-1] in self.stop_token_ids or matched is not None:
+        if self._stops(tokens[-1], len(tokens)) or matched is not None:
             request.completion.stop_reason = tokens[-1] if matched is None else matched
             self.finish(request, "stop", scheduler)
         elif len(tokens) == self.params.max_tokens:

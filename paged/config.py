@@ -93,7 +93,7 @@ def checked_prompt(prompt_token_ids: Sequence[int], params: SamplingParams, conf
     try:
         if isinstance(prompt_token_ids, (bytes, dict, Set)):  # integers in no order, or no ids
             raise TypeError
-        prompt = list(map(operator.index, prompt_token_ids))
+        prompt = list(map(operator.index, prompt_token_ids))[-(params.truncate_prompt_tokens or 0):]
     except TypeError:
         raise ValueError(
             f"the prompt is {prompt_token_ids!r}: it must be a list of token ids") from None

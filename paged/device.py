@@ -3,14 +3,26 @@ do."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
 
 from paged.memory import GiB
+
+
+def why_no_triton(device: torch.device) -> str | None:
+    """None when Triton's kernels run on this device, else one sentence saying why not."""
+    if find_spec("triton") is None:
+        return "the triton package is not installed (it comes with PyTorch for CUDA on Linux)"
+    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return ("kernels run on a GPU; with TRITON_INTERPRET=1 set before Python starts, on the "
+                "CPU too, slowly")
+    return None
 
 
 def use_device(device: str | torch.device) -> torch.device:

@@ -18,11 +18,12 @@ from paged.batch import RowOutput
 from paged.beam_search import BeamSearch
 from paged.block_pool import BlockPool
 from paged.completions import Completions, Group
-from paged.config import EngineConfig, checked_prompt
+from paged.config import MAX_TOKEN_ID, EngineConfig, checked_prompt
 from paged.metrics import step_figures
 from paged.prefix_cache import PrefixCache
 from paged.radix_cache import RadixCache
 from paged.request import PENDING, Request, RequestMetrics, RequestOutput, Status
+from paged.rules import Rules, bad_word_tokens, make_rules
 from paged.sampling import BeamSearchParams, SamplingParams
 from paged.scheduler import Scheduler
 from paged.trace import NO_TRACE, Trace
@@ -41,7 +42,7 @@ class Engine:
             `launch(batch) -> handle` and `collect(handle) -> list`. One that keeps block tables of
             its own says `needs_lists = False`. One that is an instrument, and wants to see more
             than batches, has `watch(engine)`, which is called once.
-        tokenizer: has `token_bytes`; needed for text and stop strings only.
+        tokenizer: has `token_bytes`, and `encode` for bad words; needed for text only.
         eos_token_ids: tokens that end a request unless it says ignore_eos.
         vocab_size: prompts with other token ids are refused; None accepts any.
         trace: receives every event.
@@ -114,15 +115,14 @@ class Engine:
         order = self._num_added
         self._num_added += 1
         seed = self._random.getrandbits(62) if params.seed is None else params.seed
-        stop_token_ids = frozenset(params.stop_token_ids or ())
-        if not params.ignore_eos:
-            stop_token_ids |= self.eos_token_ids
+        stop_token_ids, rules = self._ends(params), self._rules(params)
         output = RequestOutput(request_id, prompt, [], RequestMetrics(time.perf_counter()))
         group: Group
         if isinstance(params, BeamSearchParams):
             group = BeamSearch(output, params, order, salt, stop_token_ids, self.tokenizer)
         else:
-            group = Completions(output, params, order, seed, salt, stop_token_ids, self.tokenizer)
+            group = Completions(output, params, order, seed, salt, stop_token_ids, self.tokenizer,
+                                rules)
         self._groups[request_id] = group
         if self._alone is None:
             self.scheduler.add(group.live[0])  # the others fork from it later
@@ -132,10 +132,25 @@ class Engine:
         """The prompt as a list of ints; refuses (ValueError) what add_request refuses, and queues
         nothing."""
         prompt = checked_prompt(prompt_token_ids, params, self.config, self.vocab_size)
-        if params.stop_strings and self.tokenizer is None:
-            raise ValueError(
-                "stop strings need a tokenizer: this engine has none, use stop_token_ids")
+        if (params.stop_strings or params.bad_words) and self.tokenizer is None:
+            raise ValueError("stop strings and bad words need a tokenizer: this engine has none, "
+                             "use stop_token_ids")
+        self._rules(params)
         return prompt
+
+    def _ends(self, params: SamplingParams) -> frozenset[int]:
+        """The tokens that end a request."""
+        ends = frozenset(params.stop_token_ids or ())
+        return ends if params.ignore_eos else ends | self.eos_token_ids
+
+    def _rules(self, params: SamplingParams) -> Rules | None:
+        known = range(MAX_TOKEN_ID if self.vocab_size is None else self.vocab_size)
+        for name in ("logit_bias", "allowed_token_ids"):
+            for token in getattr(params, name) or ():
+                if token not in known:
+                    raise ValueError(f"{name} holds token {token}: the vocabulary has {len(known)}")
+        words = bad_word_tokens(params, self.tokenizer)
+        return make_rules(params, [end for end in self._ends(params) if end in known], words)
 
     def _in_use(self, request_id: str, params: SamplingParams) -> bool:
         """Whether a batch could show this id, or one of its sequences (id.1 and so on), twice."""
@@ -234,6 +249,10 @@ class Engine:
                 self._forget_if_ended(group)
                 continue
             self._enter_full_blocks(request, computed)
+            if result.prompt_logprobs and output.prompt_logprobs:
+                end = min(computed + 1, request.num_prompt_tokens)
+                at = end - len(result.prompt_logprobs)
+                output.prompt_logprobs[at:end] = result.prompt_logprobs
             for number, token in enumerate(result.token_ids):
                 if number and request.num_computed_tokens > computed:
                     raise ValueError(f"the runner returned {len(result.token_ids)} tokens for a "

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from numbers import Real
 from queue import SimpleQueue
 from typing import Any
@@ -24,6 +25,8 @@ from paged.memory import GiB
 from paged.models.loader import Loaded, load
 from paged.models.loader.tokenizer import Tokenizer
 from paged.owner import Owner
+from paged.parallel.ranks import Driver, Ranks, Worker
+from paged.parallel.runner import RankedRunner, on_every_rank, serve
 from paged.prompts import Prompt, is_conversation, one_params_a_prompt, read_prompt, split_prompts
 from paged.request import RequestOutput
 from paged.sampling import BeamSearchParams, SamplingParams
@@ -50,7 +53,8 @@ class LLM:
     """A language model behind a paged engine. Any number of threads may call it at once.
 
     Args:
-        model: a Hugging Face directory or Hub id, a .gguf file, "default", or a Loaded model.
+        model: a Hugging Face directory or Hub id, a .gguf file, "default", a Loaded model, or a
+            function that makes one as `loader.load` does, of what that takes behind the model.
         device: "cpu", "cuda", "cuda:1" (which becomes PyTorch's current GPU), or "auto" for a GPU
             where there is one; given weights stay where they are.
         dtype: "float32", "bfloat16", "float16", or "auto": the checkpoint's on a GPU, float32 on a
@@ -70,8 +74,14 @@ class LLM:
         seed: for requests that bring no seed of their own.
         kv_cache_dtype: of K and V in the cache, a name of `startup.KV_CACHE_DTYPES`; "auto" is the
             model's, "fp8" takes half of bfloat16's bytes (`fp8.py`).
+        revision: of a model on the Hub, a branch, a tag or a commit; None is the newest.
+        tokenizer: another than the model's: a directory or a Hub id that has one, or a Tokenizer.
         generation_config: "auto" samples as the checkpoint's generation_config.json says where a
             call brings no sampling_params, "none" as SamplingParams() does.
+        tensor_parallel_size: GPUs (or, on a CPU, processes) that share the model, each with its
+            part of the weights, K and V. One process each is started here; under torchrun, on one
+            machine or several, the processes are those that it has started, each of which makes
+            the same LLM: the first goes on, the others serve it and end with it.
         speedups: what makes the GPU fast, to be switched off for comparison.
         trace: receives every event.
         use_tqdm: show what start-up does as bars.
@@ -83,6 +93,7 @@ class LLM:
         default_sampling_params: of calls that bring none.
         engine: the owner's; only for whoever makes no call meanwhile.
         owner: runs the engine, see `paged.owner`.
+        ranks: those that share the model, or None.
 
     Raises ValueError, FileNotFoundError and MemoryError with a sentence that says what to do.
     """
@@ -93,17 +104,21 @@ class LLM:
     default_sampling_params: SamplingParams
     _finalizer: Any
     budget: MemoryBudget | None
-    _step_needs: tuple[str, str, torch.device]
+    ranks: Ranks | None
 
-    def __init__(self, model: str | Loaded = "default", device: str | torch.device = "auto",
-                 dtype: str = "auto", block_size: int = 16, num_blocks: int | None = None,
+    @on_every_rank
+    def __init__(self, model: str | Loaded | Callable[..., Loaded] = "default",
+                 device: str | torch.device = "auto", dtype: str | torch.dtype = "auto",
+                 block_size: int = 16, num_blocks: int | None = None,
                  gpu_memory_utilization: float = 0.9, max_model_len: int | None = None,
                  max_num_seqs: int = 256, max_num_batched_tokens: int | None = None,
                  enable_prefix_caching: bool = True, prefix_cache: str = "hash",
                  attention_backend: str = "auto", enforce_eager: bool = False,
                  preemption: str = "recompute", seed: int = 0, kv_cache_dtype: str = "auto",
+                 revision: str | None = None, tokenizer: str | Tokenizer | None = None,
                  generation_config: str = "auto", speedups: Speedups = Speedups(),
-                 trace: Trace = NO_TRACE, use_tqdm: bool = True):
+                 trace: Trace = NO_TRACE, use_tqdm: bool = True, *, tensor_parallel_size: int = 1):
+        ranks = self.ranks
         asked, device = device, use_device(device)
         if isinstance(model, Loaded):
             there = model.decoder.embedding.device
@@ -112,6 +127,10 @@ class LLM:
                     f"device is {asked!r} and the weights that were given lie on {str(there)!r}: "
                     f"load them there, or leave device out")
             device = use_device(there)
+        if callable(model) or isinstance(model, Loaded):
+            if revision is not None or tokenizer is not None:
+                raise ValueError("revision and tokenizer are for models that are loaded here: a "
+                                 "Loaded model has its own")
         if attention_backend not in ("auto", *BACKENDS):
             raise ValueError(
                 f"attention_backend is {attention_backend!r}: choose auto, {', '.join(BACKENDS)}")
@@ -131,8 +150,11 @@ class LLM:
                               prefix_cache=prefix_cache, preemption=preemption, seed=seed)
         self.start_up: dict[str, float] = {}
         with timed(self.start_up, "weights"):
-            loaded = model if isinstance(model, Loaded) else load(model, device, dtype, use_tqdm,
-                                                                  max_model_len)
+            read = model if callable(model) else partial(load, model, revision=revision,
+                                                         tokenizer=tokenizer)
+            part = () if ranks is None else (ranks.rank, ranks.size)
+            loaded = (model if isinstance(model, Loaded) else read(device, dtype, use_tqdm,
+                                                                   max_model_len, *part))
         self.model_config, self.tokenizer, self.trace = loaded.config, loaded.tokenizer, trace
         card = {"card": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
         trace.emit("MODEL_WEIGHTS_LOADED", model=model if isinstance(model, str) else "given",
@@ -154,6 +176,8 @@ class LLM:
         elif num_blocks is None:
             num_blocks = cpu_num_blocks(spec, config)
             trace.emit("KV_BUDGET_ESTIMATE", num_blocks=num_blocks, block_bytes=spec.block_bytes)
+        if ranks is not None:  # block 7 is the same tokens on every rank
+            num_blocks = ranks.smallest(num_blocks)
         capacity = num_blocks * block_size
         if max_model_len is not None and max_model_len > capacity:
             raise ValueError(f"max_model_len is {max_model_len}, and a pool of {num_blocks} blocks "
@@ -165,6 +189,12 @@ class LLM:
                    "pool and graphs" if device.type == "cuda" and speedups.graphs else "pool"):
             self.runner = make_runner(loaded.decoder, spec, config, attention_backend, speedups,
                                       use_tqdm)
+        if isinstance(ranks, Worker):
+            serve(self.runner, ranks)
+            ranks.close()
+            raise SystemExit  # the rest of the program is rank 0's
+        if isinstance(ranks, Driver):
+            self.runner = RankedRunner(self.runner, ranks)
         self.engine = Engine(config, self.runner, loaded.tokenizer, loaded.eos_token_ids,
                              loaded.config.vocab_size, trace)
         pool = num_blocks * spec.block_bytes / GiB
@@ -181,7 +211,7 @@ class LLM:
                 return engine.step()
 
         self.owner = Owner(engine, step)
-        self._finalizer = weakref.finalize(self, self.owner.close)
+        self._finalizer = weakref.finalize(self, _close, self.owner, ranks)
 
     # ── generation ────────────────────────────────────────────────────────────────────────────────
 
@@ -248,7 +278,7 @@ class LLM:
         step that fails because of it raises.
         """
         (request,) = self.check([prompt], sampling_params)
-        return self._stream(request)
+        return self.follow(request)
 
     def check(self, prompts, sampling_params=None, chat: dict | None = None) -> list[Checked]:
         """Prompts of any form as requests that can be served; ValueError if one cannot.
@@ -287,7 +317,8 @@ class LLM:
             call.close()
             bar.close()
 
-    def _stream(self, request: Checked) -> Iterator[RequestOutput]:
+    def follow(self, request: Checked) -> Generator[RequestOutput, None, None]:
+        """`stream` for a request that `check` has let pass."""
         box: SimpleQueue[News] = SimpleQueue()
         call = Call(self.owner, [request], box.put, partial=True)
         try:
@@ -319,7 +350,8 @@ class LLM:
         for name in ("engine", "runner"):
             self.__dict__.pop(name, None)
         gc.collect()
-        if torch.cuda.is_available():
+        lost = self.ranks is not None and self.ranks.lost is not None
+        if torch.cuda.is_available() and not lost:  # a GPU that waits for a lost rank never answers
             torch.cuda.empty_cache()
 
     def __enter__(self) -> LLM:
@@ -327,3 +359,9 @@ class LLM:
 
     def __exit__(self, *exception) -> None:
         self.close()
+
+
+def _close(owner: Owner, ranks: Ranks | None) -> None:
+    owner.close()
+    if ranks is not None:
+        ranks.close()

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from weakref import WeakValueDictionary
 
 from paged.block_pool import BlockPool
@@ -68,6 +69,23 @@ def choose_copy(blocks: Sequence[int], pool: BlockPool) -> int:
     """One of several blocks with the same content: a held one, so that the free ones are left to
     others."""
     return next((block for block in blocks if pool.ref_cnt[block]), blocks[0])
+
+
+Content = tuple["str | None", tuple[int, ...]]
+
+
+def check_names(contents: Mapping[int, Content], requests: Iterable, block_size: int) -> None:
+    """Raise AssertionError unless each block of the requests' tables that has a name is full, and
+    is named by the very tokens that they say it holds."""
+    for request in requests:
+        # A fork computes its last token again, in a block that is full.
+        computed = request.num_computed_tokens + request.may_share_tail
+        for end, block in enumerate(request.block_table, 1):
+            if block in contents:
+                assert end * block_size <= computed, f"block {block} of {request} is not full yet"
+                own = request.salt, tuple(request.token_ids[:end * block_size])
+                assert contents[block] == own, (
+                    f"block {block} of {request} holds {own}, and is found as {contents[block]}")
 
 
 class Prefix:
@@ -197,6 +215,33 @@ class PrefixCache:
         self._record_of.clear()
         self._roots.clear()
 
+    def contents(self) -> dict[int, Content]:
+        """Of each block that can be found, the salt, and all tokens up to its end."""
+        salts = {root: salt for salt, root in self._roots.items()}
+        return {block: _leads_to(record, salts) for block, record in self._record_of.items()}
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless records, their links and the blocks' names agree."""
+        records = [record for bucket in self._records.values() for record in bucket]
+        children, roots = Counter(record.parent for record in records), set(self._roots.values())
+        found = [(block, record) for record in records for block in record.blocks]
+        assert len(found) == len(dict(found)), f"a block has two names: {found}"
+        assert dict(found) == self._record_of, "a block is found under a name it does not have"
+        assert len({(record.parent, record.tokens)
+                    for record in records}) == len(records), "two records say the same"
+        for hash, bucket in self._records.items():
+            assert bucket, f"nothing hashes to {hash:016x}"
+            for record in bucket:
+                assert len(record.tokens) == self.block_size, f"no full block: {record.tokens}"
+                assert record.num_children == children[record], f"{record.tokens} lost a child"
+                assert record.blocks or record.num_children, f"{record.tokens} leads nowhere"
+                parent = record.parent
+                assert parent is not None, f"{record.tokens} is a root among the records"
+                kept = roots if parent.parent is None else self._records.get(parent.hash, ())
+                assert parent in kept, f"{record.tokens} has no parent"
+                assert hash == record.hash == self.hash_function(
+                    parent.hash, record.tokens), f"{record.tokens} stands under a wrong hash"
+
     def _full_blocks(self, token_ids: Sequence[int]) -> Iterator[tuple[int, ...]]:
         size = self.block_size
         for end in range(size, len(token_ids) + 1, size):
@@ -207,3 +252,10 @@ class PrefixCache:
             if record.parent is parent and record.tokens == tokens:
                 return record
         return None
+
+
+def _leads_to(prefix: Prefix, salts: Mapping[Prefix, str | None]) -> Content:
+    tokens: tuple[int, ...] = ()
+    while prefix.parent is not None:
+        tokens, prefix = prefix.tokens + tokens, prefix.parent
+    return salts[prefix], tokens

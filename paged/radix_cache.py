@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
 from paged.block_pool import BlockPool
-from paged.prefix_cache import check_computed, choose_copy
+from paged.prefix_cache import Content, check_computed, choose_copy
 
 
 class Node:
@@ -163,6 +163,35 @@ class RadixCache:
             self.pool.trace.emit("PREFIX_FORGET", blocks=sorted(self._place_of))
         self._place_of.clear()
         self._roots.clear()
+
+    def contents(self) -> dict[int, Content]:
+        """Of each block that can be found, the salt, and all tokens up to its end."""
+        found, salts = {}, {root: salt for salt, root in self._roots.items()}
+        for block, place in self._place_of.items():
+            node, tokens = place.node, []
+            while node.parent is not None:
+                node, tokens = node.parent, node.tokens + tokens
+            found[block] = salts[node], tuple(tokens[:place.depth * self.block_size])
+        return found
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless the tree and the blocks' places agree."""
+        found, nodes = [], list(self._roots.values())
+        for node in nodes:  # it grows
+            for key, child in node.children.items():
+                nodes.append(child)
+                assert child.parent is node, f"{child.tokens} has another parent"
+                assert child.start == node.start + len(node.blocks), f"{child.tokens} has moved"
+                assert len(child.tokens) == len(child.blocks) * self.block_size, "no full blocks"
+                assert key == tuple(child.tokens[:self.block_size]), f"{key} is no {child.tokens}"
+                assert child.children or child.blocks[-1], f"{child.tokens} leads nowhere"
+                found += [(block, (child, child.start + depth))
+                          for depth, copies in enumerate(child.blocks, 1) for block in copies]
+        assert len(found) == len(dict(found)), f"a block has two places: {found}"
+        assert dict(found) == {
+            block: (place.node, place.depth)
+            for block, place in self._place_of.items()
+        }, "a block is found at a place it does not have"
 
     def _common_blocks(self, node: Node, token_ids: Sequence[int], most: int) -> int:
         """Blocks of the node's run that are also in token_ids, of whose blocks `most` may be

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from paged.rules import Rules
 from paged.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -95,6 +96,8 @@ class RequestOutput:
     Attributes:
         prompt: the text of the prompt, a conversation's as its template renders it; None where
             token ids were given.
+        prompt_logprobs: one dict {token id: log-probability} a token of the prompt, None for the
+            first, which follows nothing; None if not asked for.
         outputs: one CompletionOutput a completion (SamplingParams.n).
         finished: every completion has ended.
         num_cached_tokens: prompt tokens found in the prefix cache when the request was first
@@ -108,6 +111,7 @@ class RequestOutput:
     finished: bool = False
     num_cached_tokens: int = 0
     prompt: str | None = None
+    prompt_logprobs: list[dict[int, float] | None] | None = None
 
     def snapshot(self) -> RequestOutput:
         """A copy that stays as it is while the request goes on."""
@@ -115,7 +119,8 @@ class RequestOutput:
             replace(c, token_ids=list(c.token_ids),
                     logprobs=None if c.logprobs is None else list(c.logprobs)) for c in self.outputs
         ]
-        return replace(self, outputs=outputs, metrics=replace(self.metrics))
+        prompt = None if self.prompt_logprobs is None else list(self.prompt_logprobs)
+        return replace(self, outputs=outputs, metrics=replace(self.metrics), prompt_logprobs=prompt)
 
 
 class Request:
@@ -133,6 +138,7 @@ class Request:
         num_seats: resident requests it counts for: n until its completions have forked, then 1.
         waits: its next step needs its last token on the CPU, so it is never run ahead.
         may_share_tail: it has forked, so the block it writes next may be shared.
+        rules: what its text may not consist of, or None.
         completion: what it adds to its user's output.
         group: what becomes of its tokens, `completions.Completions` or `beam_search.BeamSearch`;
             None for whoever schedules without an engine.
@@ -142,11 +148,11 @@ class Request:
                  "num_computed_tokens", "block_table", "num_known_blocks", "host_block_table",
                  "status", "seat", "newly_seated", "num_seats", "waits", "may_share_tail", "seed",
                  "salt", "prefix", "num_registered_blocks", "max_num_tokens", "output",
-                 "completion", "group")
+                 "completion", "group", "rules")
 
     def __init__(self, request_id: str, order: tuple[int, int], token_ids: list[int],
                  params: SamplingParams, output: RequestOutput, completion: CompletionOutput,
-                 seed: int, salt: str | None = None):
+                 seed: int, salt: str | None = None, rules: Rules | None = None):
         self.request_id, self.order, self.params = request_id, order, params
         self.token_ids = token_ids
         self.num_prompt_tokens = len(output.prompt_token_ids)
@@ -157,7 +163,7 @@ class Request:
         self.seat: int | None = None
         self.num_seats = params.n
         self.newly_seated = self.waits = self.may_share_tail = False
-        self.seed, self.salt = seed, salt
+        self.seed, self.salt, self.rules = seed, salt, rules
         self.prefix: Any = None  # how far it is registered, in the prefix cache's own terms
         self.max_num_tokens = self.num_prompt_tokens + params.max_tokens
         self.output, self.completion = output, completion
@@ -166,6 +172,12 @@ class Request:
     def decodes(self, num_tokens: int) -> bool:
         """Whether so many next tokens are one of its answer, not of its prompt."""
         return num_tokens == 1 and self.num_computed_tokens >= self.num_prompt_tokens
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether log-probabilities of its prompt are still to be computed."""
+        found = self.output.prompt_logprobs
+        return found is not None and len(found) < self.num_prompt_tokens
 
     def drop_blocks(self) -> None:
         """Nothing is computed any more. Whoever counts references gives them up before."""

@@ -16,9 +16,9 @@ one token a request; a mixed step (chunks beside decodes) has its own sizes.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
-from importlib.util import find_spec
+from itertools import repeat
 
 import torch
 from tqdm import tqdm
@@ -26,8 +26,10 @@ from tqdm import tqdm
 from paged.attention import Shape, resolve
 from paged.batch import Batch, RowOutput
 from paged.config import EngineConfig, Speedups
+from paged.device import why_no_triton
 from paged.kv_cache import PagedKVCache, copy_between
-from paged.models.decoder import Decoder, PlainOperations, rms_norm
+from paged.models.decoder import Decoder, PlainOperations, SummedOperations, rms_norm
+from paged.parallel.sums import Sums
 from paged.sampler import logprobs
 from paged.sampler import sample as plain_sample
 from paged.seats import Prepared, Seats
@@ -99,8 +101,9 @@ class ModelRunner:
         attention: the backend in use.
         fused: whether the operations are the fused ones.
         use_graphs: whether steps are captured and replayed, as `capture` prepares.
+        sums: what it computes with other ranks, if the decoder is a part of a model, or None.
 
-    Raises ValueError for a backend that cannot run here, with the reason.
+    Raises ValueError for a backend, or fused operations, that cannot run here, with the reason.
     """
 
     needs_lists = False
@@ -115,19 +118,25 @@ class ModelRunner:
         model, dtype = decoder.config, decoder.embedding.dtype
         self.attention = resolve(attention_backend, Shape(model.num_heads, dtype, kv.spec, device))
         self.scale = kv.head_dim**-0.5
-        self.fused = (on_gpu and find_spec("triton") is not None
-                      if speedups.fused is None else speedups.fused)
+        missing = why_no_triton(device)
+        if speedups.fused and missing:
+            raise ValueError(f"speedups ask for fused operations, and {missing}")
+        self.fused = on_gpu and not missing if speedups.fused is None else speedups.fused
         self.use_graphs = speedups.graphs and self.fused and self.attention.in_graphs
+        vocab_size, self.sums = model.vocab_size, None
+        if decoder.part is not None:
+            vocab_size = decoder.part.whole.vocab_size
+            self.sums = Sums(decoder.part, config.max_num_seqs, dtype, device)
         if self.fused:
             from paged.models.fused import FusedModel
 
             self.model = FusedModel(decoder, kv, config.max_model_len,
-                                    None if speedups.narrow_products else 0)
+                                    None if speedups.narrow_products else 0, self.sums)
         self.seats = Seats(config.max_num_seqs,
-                           blocks_needed(config.max_model_len, kv.block_size) + 1, model.vocab_size,
+                           blocks_needed(config.max_model_len, kv.block_size) + 1, vocab_size,
                            device)
         # What every step writes, graph or not: one buffer for all sizes.
-        self.logits = torch.empty(config.max_num_seqs, model.vocab_size, dtype=dtype, device=device)
+        self.logits = torch.empty(config.max_num_seqs, vocab_size, dtype=dtype, device=device)
         # Steps take turns: while one draws its tokens, those of the one before are being copied.
         self.drawn = torch.empty(2, config.max_num_seqs, dtype=torch.int32, device=device)
         self._turn = 0
@@ -164,15 +173,33 @@ class ModelRunner:
         inputs.send((batch.input_ids, batch.seats, new_blocks, batch.samples, batch.seq_lens,
                      batch.query_start_loc, [self._turn]),
                     (0, self.config.max_num_seqs, -1, 0, 0, num_tokens, 0))
-        replay()
-        drawn = self.drawn[self._turn, :num_rows]
         # Log-probabilities are few requests' wish: beside the graph, and read with the tokens.
-        rows = list(batch.num_logprobs)
+        # Those of a prompt want what the layers gave for all of its tokens, which no graph keeps.
+        if batch.prompt_logprobs:
+            hidden = self._run(inputs)
+        else:
+            replay()
+        drawn = self.drawn[self._turn, :num_rows]
         wanted = [drawn]
-        if rows:
+        if rows := list(batch.num_logprobs):
             at = self.seats.send(rows, torch.int64)
             wanted += logprobs(self.logits[at], drawn[at], max(batch.num_logprobs.values()))
-        return batch.samples, batch.num_logprobs, *self._fetch(wanted)
+        for row, (count, behind) in batch.prompt_logprobs.items():
+            first = batch.query_start_loc[row]
+            wanted += self._prompt_logprobs(hidden[first:first + len(behind)], behind, count)
+        return batch, *self._fetch(wanted)
+
+    def _prompt_logprobs(self, x: torch.Tensor, behind: list[int],
+                         count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids and log-probabilities [tokens, 1 + count] of the tokens behind x [tokens, hidden]."""
+        tokens, found = self.seats.send(behind, torch.int64), []
+        most = len(self.logits)  # few logits at once: a prompt's would be gigabytes
+        for start in range(0, len(behind), most):
+            part = x[start:start + most]
+            logits = self._head(part, self.logits[:len(part)])
+            found.append(logprobs(logits, tokens[start:start + most], count))
+        ids, values = zip(*found)
+        return torch.cat(ids), torch.cat(values)
 
     def _fetch(self, wanted: list[torch.Tensor]):
         """Copies of these tensors on the host, and the event after which they are there."""
@@ -200,51 +227,72 @@ class ModelRunner:
         """What a launched step gave, one entry a request of its batch; waits for the device."""
         if handle is None:
             return []
-        samples, num_logprobs, (tokens, *more), done = handle
+        batch, (tokens, *more), done = handle
+        samples = batch.samples
         if done is not None:
-            done.synchronize()
+            done.synchronize() if self.sums is None else self.sums.wait(done)
         results: list[int | RowOutput] = tokens.tolist()
-        if more:
-            for row, ids, values in zip(num_logprobs, more[0].tolist(), more[1].tolist()):
-                count = 1 + num_logprobs[row]
-                results[row] = RowOutput([results[row]], [dict(zip(ids[:count], values[:count]))])
+        tables = iter(more)
+        if asked := batch.num_logprobs:
+            for row, likeliest in zip(asked, _dicts(tables, asked.values())):
+                results[row] = RowOutput([results[row]], [likeliest])
+        for row, (count, _) in batch.prompt_logprobs.items():
+            result = results[row]
+            if not isinstance(result, RowOutput):
+                results[row] = result = RowOutput([result])
+            result.prompt_logprobs = _dicts(tables, repeat(count))
         if -1 in tokens.tolist():
             for row, token in enumerate(tokens.tolist()):
                 if token == -1 and samples[row]:
                     results[row] = RowOutput(
                         error=(f"the logits hold NaN or infinity: the weights are damaged, or "
-                               f"{self.decoder.embedding.dtype} is too narrow for this model"))
+                               f"{self.decoder.embedding.dtype} is too narrow for this model; or "
+                               f"allowed_token_ids, bad_words and min_tokens leave no token"))
         return results
 
-    def _run(self, inputs: StepInputs) -> None:
-        """The step itself, from end to end; this is what graphs capture."""
+    def _run(self, inputs: StepInputs) -> torch.Tensor:
+        """The step itself, from end to end; this is what graphs capture. Returns what the layers
+        gave, [tokens, hidden]."""
         decode = inputs.num_tokens == inputs.num_rows
         step = self._prepare(inputs)
-        x = self.decoder.run(step.x, self._operations(inputs, step, 1 if decode else None))
+        hidden = x = self.decoder.run(step.x, self._operations(inputs, step, 1 if decode else None))
         if not decode:  # each request's last token
             x = x.index_select(0, (inputs.query_start_loc[1:] - 1).clamp(min=0))
-        logits = self.logits[:inputs.num_rows]
+        logits = self._head(x, self.logits[:inputs.num_rows])
         sample = plain_sample
         if self.fused:
             from paged.kernels.sample import sample
-
-            self.model.logits(x, out=logits)
-        else:
-            norm = rms_norm(x, self.decoder.norm, self.decoder.config.rms_norm_eps)
-            logits.copy_(self.decoder.head(norm))
         sample(logits, inputs.seats, inputs.seq_lens, inputs.samples, self.seats, self.drawn,
                inputs.turn)
+        return hidden
+
+    def _head(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Write the scores [rows, vocab] of x [rows, hidden] to out."""
+        scores = out if self.sums is None else self.sums.scores(len(out))
+        if self.fused:
+            self.model.logits(x, out=scores)
+        else:
+            norm = rms_norm(x, self.decoder.norm, self.decoder.config.rms_norm_eps)
+            scores.copy_(self.decoder.head(norm))
+        if self.sums is not None:
+            self.sums.gather(scores, out)
+        return out
 
     def _prepare(self, inputs: StepInputs) -> Prepared:
         of_step = (inputs.ids, inputs.seats, inputs.new_blocks, inputs.seq_lens,
                    inputs.query_start_loc)
         embedding, block_size = self.decoder.embedding, self.kv.block_size
-        if not self.fused:
-            return plain_prepare(*of_step, self.seats, embedding, block_size)
-        from paged.kernels.prepare import prepare
+        first = None if self.decoder.part is None else self.decoder.part.first_token
+        if self.fused:
+            from paged.kernels.prepare import prepare
 
-        return Prepared(
-            *prepare(*of_step, self.seats.tables, self.seats.tokens, embedding, block_size))
+            step = Prepared(*prepare(*of_step, self.seats.tables, self.seats.tokens, embedding,
+                                     block_size, first))
+        else:
+            step = plain_prepare(*of_step, self.seats, embedding, block_size, first)
+        if self.sums is not None:  # each rank has found the tokens of its part of the vocabulary
+            self.sums.sum(step.x)
+        return step
 
     def _operations(self, inputs: StepInputs, step: Prepared, max_query_len: int | None):
 
@@ -260,8 +308,10 @@ class ModelRunner:
             self.kv.store(layer, step.slots, k, v)
             return attend(layer, q)
 
-        return PlainOperations(self.decoder.config, *self.decoder.rotation(step.positions),
-                               write_and_attend)
+        needs = (self.decoder.config, *self.decoder.rotation(step.positions), write_and_attend)
+        if self.sums is not None:
+            return SummedOperations(*needs, sum=self.sums.sum)
+        return PlainOperations(*needs)
 
     # ── graphs ────────────────────────────────────────────────────────────────────────────────────
 
@@ -306,16 +356,25 @@ class ModelRunner:
                                          disable=not use_tqdm, dynamic_ncols=True):
             inputs = StepInputs(num_tokens, num_rows, self.device)
             inputs.send(([],) * 7, (0, self.config.max_num_seqs, -1, 0, 0, 0, 0))
-            replay: Callable[[], None] = partial(
+            replay: Callable[[], object] = partial(
                 self._run, inputs)  # where there is no CUDA, the step is run again
             replay()  # compiles kernels and fills caches outside the graph
             if self.device.type == "cuda":
                 torch.cuda.synchronize()
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=pool, stream=_capture_stream(self.device)):
+                # NCCL looks after its work on threads of its own, which may not break a capture.
+                mode = "global" if self.sums is None else "thread_local"
+                with torch.cuda.graph(graph, pool=pool, stream=_capture_stream(self.device),
+                                      capture_error_mode=mode):
                     self._run(inputs)
                 pool, replay = graph.pool(), graph.replay
             self._steps[num_tokens, num_rows] = inputs, replay
+
+
+def _dicts(tables: Iterator[torch.Tensor], counts: Iterable[int]) -> list[dict[int, float]]:
+    """The next two tables, ids and values, as a dict a row, of its first 1 + count columns."""
+    rows = zip(next(tables).tolist(), next(tables).tolist(), counts)
+    return [dict(zip(ids[:1 + count], values[:1 + count])) for ids, values, count in rows]
 
 
 @cache

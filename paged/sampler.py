@@ -1,6 +1,6 @@
 """Choosing the next token of every row of logits: the specification, in PyTorch.
 
-    logits - penalties -> temperature -> min-p -> top-k -> top-p -> a random number picks the token
+    logits, rules, penalties -> temperature -> min-p -> top-k -> top-p -> a random number picks one
 
 A row never reads another row, and its random number is a function of its request's seed and of the
 place of the token in its text. So a seed draws the same tokens whatever shares the batch, and a
@@ -11,11 +11,13 @@ sort.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from paged.rules import COUNT, FROM, IN_PROMPT
 from paged.sampling import (
     FREQUENCY,
-    IN_PROMPT,
+    HAS_HISTORY,
     MIN_P,
     PRESENCE,
     PROMPT,
@@ -24,6 +26,7 @@ from paged.sampling import (
     TEMPERATURE,
     TOP_K,
     TOP_P,
+    WORD_TOKENS,
 )
 from paged.seats import Seats
 
@@ -40,32 +43,49 @@ def sample(logits: Tensor, seats: Tensor, seq_lens: Tensor, samples: Tensor, sta
             −1.
         seats, seq_lens: [rows]; the seat of each row, and the length of its context.
         samples: [rows], 0 for a row whose token does not count.
-        state: the token goes to its tokens[seat] and into its history.
+        state: the token goes to its tokens[seat] and into its history, marks and words.
         out: [turns, at least rows], the token goes to out[turn, row]; turn: [1].
     """
     numbers, integers = state.floats[seats], state.integers[seats]
-    tokens = draw(logits.float(), numbers, integers, seq_lens - integers[:, PROMPT],
-                  state.history[seats] if _penalized(numbers).any() else None)
+    places = seq_lens - integers[:, PROMPT]
+    logits, changed = logits.float(), numbers[:, HAS_HISTORY] > 0
+    if changed.any():
+        logits = logits.clone()
+        who = seats[changed]
+        logits[changed] = amend(logits[changed], numbers[changed], places[changed],
+                                state.history[who], state.marks[who])
+    tokens = draw(logits, numbers, integers, places)
     out[turn[0], :len(tokens)] = tokens
     counts = (samples > 0) & (tokens >= 0)
     state.tokens[seats[counts].long()] = tokens[counts].int()
-    counts &= _penalized(numbers)
-    at, drawn = seats[counts].long(), tokens[counts]
-    seen = state.history[at, drawn]
-    state.history[at, drawn] = seen + (seen % IN_PROMPT < IN_PROMPT - 1)
+    counts &= changed
+    _remember(state, seats[counts].long(), tokens[counts].long(), places[counts])
 
 
-def draw(logits: Tensor, numbers: Tensor, integers: Tensor, places: Tensor,
-         history: Tensor | None = None) -> Tensor:
+def _remember(state: Seats, seats: Tensor, tokens: Tensor, places: Tensor) -> None:
+    """Enter the tokens drawn at some places into histories, marks and words."""
+    seen = state.history[seats, tokens]
+    counted = (seen >= 0) & (seen % IN_PROMPT < IN_PROMPT - 1)
+    state.history[seats, tokens] = seen + counted
+    state.marks[seats, COUNT, (seen % IN_PROMPT).where(seen < 0, 0).long()] += (seen < 0).int()
+    for seat, token, place in zip(seats.tolist(), tokens.tolist(), places.tolist()):
+        if length := int(state.integers[seat, WORD_TOKENS]):
+            of_word, ends, drawn = state.words[seat, :, :length]
+            before = F.pad(drawn[:-1], (1, 0)) > 0
+            now = (of_word == ~token) | (of_word == token) & before
+            drawn.copy_(now)
+            first = state.marks[seat, FROM]
+            ending = ends[now].long()  # mark 0, of no word, is never anyway
+            first[ending] = first[ending].clamp(min=place + 2)
+
+
+def draw(logits: Tensor, numbers: Tensor, integers: Tensor, places: Tensor) -> Tensor:
     """The chosen tokens [rows] of logits [rows, vocab], float32; −1 for a broken row.
 
     Args:
         numbers, integers: [rows, columns], the columns of `sampling`.
         places: [rows]; of the token among those that were generated, counted from 0.
-        history: [rows, vocab], see `batch.Newcomer`; None where no row has a penalty.
     """
-    if history is not None:
-        logits = penalize(logits, numbers, history)
     peak, likeliest = logits.max(dim=-1)
     tokens = likeliest
     drawn = (numbers[:, TEMPERATURE] > 0).nonzero()[:, 0]
@@ -102,18 +122,25 @@ def _mix(x: int) -> int:
     return x ^ x >> 31
 
 
-def _penalized(numbers: Tensor) -> Tensor:
-    return ((numbers[:, REPETITION] != 1) | (numbers[:, PRESENCE] != 0)
-            | (numbers[:, FREQUENCY] != 0))
+def amend(logits: Tensor, numbers: Tensor, places: Tensor, history: Tensor,
+          marks: Tensor) -> Tensor:
+    """Logits [rows, vocab] after the rules, and after the repetition penalty (Keskar et al. 2019),
+    which looks at prompt and output, and the presence and frequency penalties, which look at the
+    output.
 
-
-def penalize(logits: Tensor, numbers: Tensor, history: Tensor) -> Tensor:
-    """Logits [rows, vocab] after the repetition penalty (Keskar et al. 2019), which looks at prompt
-    and output, and the presence and frequency penalties, which look at the output."""
+    Args:
+        numbers, places: as for `draw`.
+        history: [rows, vocab], see `batch.Newcomer`.
+        marks: [rows, 3, columns], see `rules`.
+    """
+    marked, number = history < 0, (history % IN_PROMPT).long()
+    bias, first, count = (row.gather(1, number.where(marked, 0)) for row in marks.unbind(1))
+    logits = logits + bias.view(torch.float32).where(marked, 0)
+    logits = logits.masked_fill(marked & (places[:, None] < first), float("-inf"))
+    count = count.where(marked, number)
     repetition = numbers[:, REPETITION, None]
     seen = torch.where(logits > 0, logits / repetition, logits * repetition)
-    count = history % IN_PROMPT
-    logits = torch.where((history != 0) & (repetition != 1), seen, logits)
+    logits = torch.where((count > 0) | (history & IN_PROMPT > 0), seen, logits)
     return (logits - numbers[:, FREQUENCY, None] * count - numbers[:, PRESENCE, None] * (count > 0))
 
 

@@ -3,24 +3,22 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+import struct
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, fields
+from math import inf, isfinite
 from numbers import Real
 
 from paged.checks import refuses, whole_number
 
 # Where a runner keeps what a seat asks for: columns of its numbers, and of its integers.
-TEMPERATURE, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY = range(6)
-SEED, TOP_K, PROMPT = range(3)
-IN_PROMPT = 1 << 14
-"""Added to a token's count of appearances in the output, where it is in the prompt too."""
+# HAS_HISTORY: penalties or rules change the logits. WORD_TOKENS: so many of bad words are followed.
+TEMPERATURE, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY, HAS_HISTORY = range(7)
+SEED, TOP_K, PROMPT, WORD_TOKENS = range(4)
 
 LEFT_OUT = """
-    min_tokens logit_bias bad_words allowed_token_ids include_stop_str_in_output
-    skip_special_tokens spaces_between_special_tokens detokenize prompt_logprobs
-    truncate_prompt_tokens best_of use_beam_search length_penalty early_stopping guided_decoding
-    structured_outputs response_format logits_processors priority"""
+    spaces_between_special_tokens detokenize best_of use_beam_search length_penalty early_stopping
+    guided_decoding structured_outputs response_format logits_processors priority"""
 
 
 @refuses("SamplingParams", LEFT_OUT)
@@ -38,14 +36,26 @@ class SamplingParams:
             the prompt too; 1 is off.
         presence_penalty: subtract from the logits of tokens already generated; 0 is off.
         frequency_penalty: subtract for each time that a token was generated; 0 is off.
+        logit_bias: {token id: number to add to its logit}, before penalties and temperature.
+        allowed_token_ids: draw no others; None allows all.
+        bad_words: a text, or several, that the output will not hold as the tokens that it has at a
+            beginning or after a space.
+        min_tokens: tokens before which nothing ends a request: end-of-sequence ids and
+            stop_token_ids are not drawn, stop strings not looked for.
         max_tokens: tokens generated at most.
         stop: a string, or several, that ends the text; it is not part of the text.
         stop_token_ids: token ids that end the request, beside the model's own end-of-sequence ids.
         ignore_eos: go on past the model's end-of-sequence ids.
+        include_stop_str_in_output: what ended the text, string or token, is part of it.
+        skip_special_tokens: special tokens are no text.
         seed: the same seed draws the same tokens, whatever shares the batch.
         logprobs: record the log-probability of each chosen token and of this many likeliest ones.
+        prompt_logprobs: the same for the tokens of the prompt. Such a request computes all of its
+            prompt, whatever is cached.
+        truncate_prompt_tokens: of a longer prompt, take so many of its last tokens.
 
-    Raises ValueError for a value outside its range.
+    Log-probabilities are the model's own, before all that changes what is drawn. Raises ValueError
+    for a value outside its range, in float32 where that computes with it.
     """
 
     n: int = 1
@@ -62,38 +72,71 @@ class SamplingParams:
     ignore_eos: bool = False
     seed: int | None = None
     logprobs: int | None = None
+    min_tokens: int = 0
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | tuple[int, ...] | None = None
+    bad_words: str | list[str] | tuple[str, ...] | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
 
     def __post_init__(self):
-
-        def require(name: str, ok: bool, allowed: str) -> None:
-            if not ok:
-                raise ValueError(f"{name} is {getattr(self, name)!r}: it must be {allowed}")
-
-        for name, least in (("n", 1), ("top_k", 0), ("max_tokens", 1), ("seed", None), ("logprobs",
-                                                                                        0)):
+        self._check_integers()
+        self._check_numbers()
+        for name in ("stop", "bad_words"):
             value = getattr(self, name)
-            if value is not None or name not in ("seed", "logprobs"):
+            strings = value is None or isinstance(value, (str, Collection))
+            self._require(name, strings and all(isinstance(s, str) and s for s in _strings(value)),
+                          "a string or strings, none empty")
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            self._require(name, getattr(self, name) in (True, False), "True or False")
+
+    def _require(self, name: str, ok: bool, allowed: str) -> None:
+        if not ok:
+            raise ValueError(f"{name} is {getattr(self, name)!r}: it must be {allowed}")
+
+    def _check_integers(self) -> None:
+        for name, least in (("n", 1), ("top_k", 0), ("max_tokens", 1), ("seed", None),
+                            ("logprobs", 0), ("min_tokens", 0), ("prompt_logprobs",
+                                                                 0), ("truncate_prompt_tokens", 1)):
+            value, optional = getattr(self, name), SamplingParams.__dataclass_fields__[name].default
+            if value is not None or optional is not None:
                 object.__setattr__(self, name, whole_number(name, value, least))
-        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty",
-                     "frequency_penalty"):
-            object.__setattr__(self, name, _finite_number(name, getattr(self, name)))
-        require("temperature", self.temperature >= 0, "0 (greedy) or more")
-        require("top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
-        require("min_p", 0 <= self.min_p <= 1, "from 0 to 1")
-        require("repetition_penalty", self.repetition_penalty > 0, "above 0")
-        for name in ("presence_penalty", "frequency_penalty"):
-            require(name, -2 <= getattr(self, name) <= 2, "from -2 to 2")
-        strings = isinstance(self.stop, (str, Collection)) or self.stop is None
-        require("stop", strings and all(isinstance(s, str) and s for s in self.stop_strings),
-                "a string or strings, none empty")
-        if self.stop_token_ids is not None:
-            require(
-                "stop_token_ids", not isinstance(self.stop_token_ids, (str, bytes))
-                and isinstance(self.stop_token_ids, Iterable), "integers")
-            ids = tuple(
-                whole_number("an entry of stop_token_ids", token) for token in self.stop_token_ids)
-            object.__setattr__(self, "stop_token_ids", ids)
-        require("ignore_eos", self.ignore_eos in (True, False), "True or False")
+        self._require("min_tokens", self.min_tokens <= self.max_tokens,
+                      f"at most max_tokens, which is {self.max_tokens}")
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            self._require(name, not isinstance(value, (str, bytes)) and isinstance(value, Iterable),
+                          "integers")
+            ids = tuple(whole_number(f"an entry of {name}", token) for token in value)
+            object.__setattr__(self, name, ids)
+        self._require("allowed_token_ids", self.allowed_token_ids != (), "one token at least")
+
+    def _check_numbers(self) -> None:
+        for name, least, most, allowed in (
+            ("temperature", 0, inf, "0 (greedy) or more"),
+            ("top_p", _SMALLEST, 1, "above 0 and at most 1"),
+            ("min_p", 0, 1, "from 0 to 1"),
+                # Beyond, a logit could leave float32.
+            ("repetition_penalty", 1e-6, 1e6, "from 0.000001 to 1000000"),
+            ("presence_penalty", -2, 2, "from -2 to 2"),
+            ("frequency_penalty", -2, 2, "from -2 to 2")):
+            number = _finite_number(name, getattr(self, name))
+            self._require(name, _float32(least) <= _float32(number) <= _float32(most), allowed)
+            object.__setattr__(self, name, number)
+        if self.logit_bias is not None:
+            self._require("logit_bias", isinstance(self.logit_bias, Mapping), "{token id: number}")
+            bias = {
+                whole_number("a token of logit_bias", token, least=0): _finite_number(
+                    f"logit_bias of token {token!r}", value)
+                for token, value in self.logit_bias.items()
+            }
+            object.__setattr__(self, "logit_bias", bias)
+            self._require("logit_bias", all(abs(_float32(value)) <= 100 for value in bias.values()),
+                          "numbers from -100 to 100 (bad_words and allowed_token_ids rule out)")
 
     @property
     def penalizes(self) -> bool:
@@ -103,9 +146,12 @@ class SamplingParams:
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """The stop strings as a tuple, whatever form they were given in."""
-        if self.stop is None:
-            return ()
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        return _strings(self.stop)
+
+    @property
+    def bad_word_strings(self) -> tuple[str, ...]:
+        """The bad words as a tuple, whatever form they were given in."""
+        return _strings(self.bad_words)
 
 
 @dataclass(frozen=True)
@@ -127,20 +173,43 @@ class BeamSearchParams(SamplingParams):
     def __post_init__(self):
         super().__post_init__()
         object.__setattr__(self, "beam_width", whole_number("beam_width", self.beam_width, least=1))
-        _finite_number("length_penalty", self.length_penalty)
+        penalty = _finite_number("length_penalty", self.length_penalty)
+        self._require("length_penalty", abs(penalty) <= 10, "from -10 to 10")
         likeliest = 2 * self.beam_width  # what it asks of the sampler
-        for name, *allowed in (("n", 1), ("temperature", 0), ("top_k", 0), ("top_p", 1),
-                               ("min_p", 0), ("repetition_penalty", 1), ("presence_penalty", 0),
-                               ("frequency_penalty", 0), ("stop", None), ("logprobs", None,
-                                                                          likeliest)):
-            if getattr(self, name) not in allowed:
+        ours = ("beam_width", "length_penalty", "max_tokens", "stop_token_ids", "ignore_eos",
+                "seed", "truncate_prompt_tokens")
+        for option in fields(self):
+            if option.name not in ours and getattr(self, option.name) not in (
+                    option.default, likeliest if option.name == "logprobs" else option.default):
                 raise ValueError(
-                    f"{name} is {getattr(self, name)!r}: beam search takes the likeliest "
-                    f"continuations, leave it at {allowed[0]!r}")
+                    f"{option.name} is {getattr(self, option.name)!r}: beam search takes the "
+                    f"likeliest continuations, leave it at {option.default!r}")
         object.__setattr__(self, "logprobs", likeliest)
 
 
+_SMALLEST = 2.0**-149
+"""The smallest number above 0 in float32."""
+
+
+def _strings(value) -> tuple:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
 def _finite_number(name: str, value) -> float:
-    if not isinstance(value, Real) or not math.isfinite(value):
+    try:
+        number = float(value) if isinstance(value, Real) and value is not True else inf
+    except OverflowError:
+        number = inf
+    if not isfinite(number):
         raise ValueError(f"{name} is {value!r}: it must be a finite number")
-    return float(value)
+    return number
+
+
+def _float32(number: float) -> float:
+    """The number as float32 has it, infinite beyond its end."""
+    try:
+        return struct.unpack("f", struct.pack("f", number))[0]
+    except OverflowError:
+        return inf if number > 0 else -inf

@@ -23,7 +23,7 @@ from bisect import insort
 
 from paged.batch import Batch, build_batch, trace_batch
 from paged.block_pool import BlockPool
-from paged.prefix_cache import PrefixCache
+from paged.prefix_cache import PrefixCache, check_names
 from paged.radix_cache import RadixCache
 from paged.request import PENDING, Request, Status
 from paged.slots import blocks_needed
@@ -71,7 +71,7 @@ class Scheduler:
         """Choose the next step's work and give it its blocks; None when there is none."""
         self._budget = self.max_num_batched_tokens
         self.scheduled = {}
-        self._copies: dict[Request, tuple[int, int]] = {}  # at most one a request
+        self._copies: list[tuple[int, int]] = []
         self._swap_out: list[tuple[int, int]] = []
         self._swap_in: list[tuple[int, int]] = []
         self.num_cached_tokens = 0
@@ -139,7 +139,7 @@ class Scheduler:
                 return False
         copy = self.pool.copy_on_write(table, first) if copies else None
         if copy is not None:
-            self._copies[request] = copy
+            self._copies.append(copy)
             request.num_known_blocks = min(request.num_known_blocks, first)
         if end > len(table):
             table += self._allocate(end - len(table))
@@ -171,7 +171,9 @@ class Scheduler:
         too few."""
         hits: list[int] = []
         if self.prefix_cache is not None:
-            hits, request.prefix = self.prefix_cache.match(request.token_ids, request.salt)
+            request.prefix = self.prefix_cache.root(request.salt)
+            if not request.wants_prompt_logprobs:  # else all of its prompt is computed, as in vLLM
+                hits, request.prefix = self.prefix_cache.match(request.token_ids, request.salt)
         cached = len(hits) * self.block_size
         # Its chunks take their blocks as they come, but all must be there now: a prompt let in for
         # its first chunk alone may be put out before its last, and be computed again and again.
@@ -250,7 +252,7 @@ class Scheduler:
 
     def _build_batch(self) -> Batch:
         batch = build_batch(self.scheduled, self.block_size, self.lists)
-        batch.block_copies = list(self._copies.values())
+        batch.block_copies = self._copies
         batch.swap_out, batch.swap_in = self._swap_out, self._swap_in
         if self.trace.limit:
             trace_batch(batch, self.scheduled, self.block_size, self.trace,
@@ -327,17 +329,16 @@ class Scheduler:
     def _preempt(self, victim: Request) -> None:
         """Take the blocks of the youngest running request; it waits again, in its old place in the
         order."""
+        # A prompt is let in when all of it fits, and nobody behind it before it is computed: so the
+        # youngest is looked at last, whether it decodes or has a chunk to compute.
+        assert victim not in self.scheduled, f"{victim} has a place in this step"
         self.running.remove(victim)
-        self._budget += self.scheduled.pop(victim, 0)
-        copy = self._copies.pop(victim, None)
         self.num_preemptions += 1
         victim.output.metrics.num_preemptions += 1
         num_blocks = blocks_needed(victim.num_computed_tokens, self.block_size)
         host = self.host_pool.allocate(num_blocks) if self.host_pool is not None else None
         if host is not None:
             blocks = victim.block_table[:num_blocks]
-            if copy is not None:  # the copy is not made: read its source
-                blocks = [copy[0] if block == copy[1] else block for block in blocks]
             self._swap_out += zip(blocks, host)
             if self.trace.limit:
                 self.trace.emit("SWAP_OUT", request=victim.request_id,
@@ -364,6 +365,9 @@ class Scheduler:
         self.pool.check_integrity(request.block_table for request in self.running)
         if self.host_pool is not None:
             self.host_pool.check_integrity(request.host_block_table for request in self.waiting)
+        if self.prefix_cache is not None:
+            self.prefix_cache.check_integrity()
+            check_names(self.prefix_cache.contents(), self.running, self.block_size)
         for request in self.waiting:
             assert not request.block_table, f"{request} waits and holds blocks"
         queue = self.running + self.waiting

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from paged.batch import Batch
-from paged.sampling import REPETITION
+from paged.rules import BIAS, FROM, MOST_MARKS, MOST_WORD_TOKENS
+from paged.sampling import HAS_HISTORY, WORD_TOKENS
 
 
 class Seats:
@@ -28,16 +29,18 @@ class Seats:
         tables: [seats + 1, table_width], int32.
         tokens: [seats + 1], int32; the token last drawn.
         floats, integers: [seats + 1, columns], float32 and int64; the columns of `sampling`.
-        history: [seats + 1, vocab_size], int16; kept for seats with a penalty only.
+        history: [seats + 1, vocab_size], int16; kept for seats with a penalty or rules only.
+        marks, words: [seats + 1, 3, columns], int32; kept for seats with rules only, see `rules`.
     """
 
     def __init__(self, num_seats: int, table_width: int, vocab_size: int, device: torch.device):
         self.device = device
         self.tables = self._zeros(num_seats + 1, table_width, dtype=torch.int32)
         self.tokens = self._zeros(num_seats + 1, dtype=torch.int32)
-        self.floats = self._zeros(num_seats + 1, 6, dtype=torch.float32)
-        self.floats[:, REPETITION] = 1  # padding has no penalty: its history is not read
-        self.integers = self._zeros(num_seats + 1, 3, dtype=torch.int64)
+        self.floats = self._zeros(num_seats + 1, HAS_HISTORY + 1, dtype=torch.float32)
+        self.integers = self._zeros(num_seats + 1, WORD_TOKENS + 1, dtype=torch.int64)
+        self.marks = self._zeros(num_seats + 1, 3, MOST_MARKS, dtype=torch.int32)
+        self.words = self._zeros(num_seats + 1, 3, MOST_WORD_TOKENS, dtype=torch.int32)
         self.history = self._zeros(num_seats + 1, vocab_size, dtype=torch.int16)
 
     def _zeros(self, *shape: int, dtype: torch.dtype) -> Tensor:
@@ -75,10 +78,18 @@ class Seats:
         self.floats.index_copy_(0, at, self.send(numbers, torch.float32))
         self.integers.index_copy_(0, at, self.send(integers, torch.int64))
         for new in batch.newcomers:
-            if new.history:
-                row = self.history[batch.seats[new.row]].zero_()
+            if new.numbers[HAS_HISTORY]:
+                seat = batch.seats[new.row]
+                row = self.history[seat].fill_(new.rest)
                 row.index_copy_(0, self.send(list(new.history), torch.int64),
                                 self.send(list(new.history.values()), torch.int16))
+                if new.marks:
+                    kept = self.marks[seat, :, :len(new.marks)]
+                    bias = self.send([mark[BIAS] for mark in new.marks], torch.float32)
+                    kept[BIAS] = bias.view(torch.int32)
+                    kept[FROM:] = self.send([mark[FROM:] for mark in new.marks], torch.int32).T
+                if new.words:
+                    self.words[seat, :, :len(new.words)] = self.send(new.words, torch.int32).T
 
     def send(self, values: list, dtype: torch.dtype) -> Tensor:
         """Numbers on the device; from pinned memory the copy does not wait for the step that a GPU
@@ -105,7 +116,8 @@ class Prepared(NamedTuple):
 
 
 def prepare(ids: Tensor, seats: Tensor, new_blocks: Tensor, seq_lens: Tensor,
-            query_start_loc: Tensor, state: Seats, embedding: Tensor, block_size: int) -> Prepared:
+            query_start_loc: Tensor, state: Seats, embedding: Tensor, block_size: int,
+            first_token: int | None = None) -> Prepared:
     """What the layers of a step start from: tokens, positions, slots and tables, from the seats.
 
     Args:
@@ -114,6 +126,8 @@ def prepare(ids: Tensor, seats: Tensor, new_blocks: Tensor, seq_lens: Tensor,
             table as the last of the context.
         query_start_loc: [requests + 1].
         state, embedding, block_size: as they are.
+        first_token: of an embedding that holds a part of the vocabulary; the other tokens get
+            zeros.
 
     The specification of `kernels.prepare`, which also knows padding.
     """
@@ -127,4 +141,10 @@ def prepare(ids: Tensor, seats: Tensor, new_blocks: Tensor, seq_lens: Tensor,
     blocks = tables[row, positions // block_size]
     slots = blocks.long() * block_size + positions % block_size
     ids = torch.where(ids < 0, state.tokens[seats[row]], ids)
-    return Prepared(torch.nn.functional.embedding(ids, embedding), None, positions, slots, tables)
+    if first_token is None:
+        x = torch.nn.functional.embedding(ids, embedding)
+    else:
+        here = (ids >= first_token) & (ids < first_token + len(embedding))
+        x = torch.nn.functional.embedding(torch.where(here, ids - first_token, 0), embedding)
+        x = torch.where(here[:, None], x, 0)
+    return Prepared(x, None, positions, slots, tables)

@@ -202,7 +202,7 @@ def test_refusals_name_the_reason(monkeypatch):
     assert "TRITON_INTERPRET=1" in triton_backend.why_not(shape())
     with pytest.raises(ValueError, match="cannot run here: .*TRITON_INTERPRET=1"):
         resolve("triton", shape())
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("paged.device.find_spec", lambda name: None)
     assert "not installed" in triton_backend.why_not(shape())
 
 
@@ -257,3 +257,11 @@ def test_one_cuda_graph_for_every_mixture_of_lengths(cache):
         out.fill_(float("nan"))
         graph.replay()
         assert_close(out, reference.run(q.float(), k, v, tables, lengths, starts, scale))
+
+
+def test_pieces_that_are_added_up_in_several_rounds(monkeypatch):
+    """A card of 40 processors cuts one context into more pieces than are added up at once."""
+    card = triton_decode.device_properties(torch.device("cpu"))
+    monkeypatch.setattr(triton_decode, "device_properties",
+                        lambda device: card._replace(processors=40))
+    assert_as_reference([(700, 1)], 1, 1, 16, 7)

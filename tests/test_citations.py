@@ -19,7 +19,8 @@ import citations
 from paged.lab.notebook import record
 
 CHAPTERS = sorted((ROOT / "book").glob("*.md"))
-ADDRESS = re.compile(r"https://(github\.com/\S+?/(?:issues|pull|advisories)/[\w-]+)")
+ADDRESS = re.compile(r"https://(github\.com/\S+?/(?:issues|pull|advisories)/[\w-]+"
+                     r"|arxiv\.org/abs/[\d.]+\d)")
 OTHERS = re.compile(r"`([\w/-]+\.(?:py|cu|cuh|h))`")
 
 
@@ -43,6 +44,8 @@ def test_a_citation_has_a_version_or_a_number(chapter):
         if cited.place.startswith("github.com/"):
             assert cited.place.endswith(f"/{cited.version}")
             assert re.fullmatch(r"\d+|GHSA(-\w{4}){3}", cited.version)
+        elif cited.project == "arXiv":
+            assert cited.place == f"arxiv.org/abs/{cited.version}"
         else:
             assert re.fullmatch(r"\d+\.\d+\.\d+|[0-9a-f]{7}", cited.version), cited
 

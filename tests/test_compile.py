@@ -115,6 +115,7 @@ sample.sample(torch.zeros(tokens, 151936, dtype=dtype), ints, ints, ints, seats,
 for rows in (ints, ints[:1]):  # a decode step, a mixed one
     starts = torch.zeros(len(rows) + 1, dtype=torch.int32)
     prepare.prepare(ints, rows, rows, rows, starts, ints[:, None], ints, x, 16)
+    prepare.prepare(ints, rows, rows, rows, starts, ints[:, None], ints, x, 16, first_token=7)
 for module in (elementwise, prepare, sample, products, triton_decode, triton_prefill, triton_store):
     for name in vars(module):
         other = {"_store_kernel" if stored == FP8 else "_fp8_store_kernel"}

@@ -568,3 +568,15 @@ def test_the_way_out_names_the_pool_where_it_is_too_small_as_well():
     with pytest.raises(ValueError, match="raise max_model_len and num_blocks"):
         make_engine(num_blocks=2, max_model_len=8).add_request([1] * 9,
                                                                SamplingParams(max_tokens=1))
+
+
+def test_a_reset_finds_a_damaged_pool_and_begins_anew():
+    engine = make_engine()
+    engine.add_request([1, 2, 3, 0, 1], SamplingParams(max_tokens=4))
+    engine.step()
+    pool, first = engine.block_pool, engine.block_pool.free_queue()[0]
+    pool._next[first] = first  # the free queue runs in a circle
+    engine.reset()
+    assert engine.block_pool is not pool
+    engine.check_integrity()
+    generate(engine, ([1, 2, 3, 0, 1], 4))

@@ -48,18 +48,21 @@ class LogitsRunner(ModelRunner):
 
     def execute(self, batch):
         results = super().execute(batch)
+        self.keep(batch)
+        return results
+
+    def keep(self, batch):
         for row, request in enumerate(self.engine.scheduler.scheduled):
             if batch.samples[row]:
                 key = request.output.request_id, request.completion.index, batch.seq_lens[row]
                 self.kept[key] = self.logits[row].clone()
-        return results
 
 
-def serve(requests, model="llama", one_by_one=False, cache=torch.float32, **config):
+def serve(requests, model="llama", one_by_one=False, cache=torch.float32, make=None, **config):
     """Run (prompt, params) requests; returns {(request id, completion): (tokens, logits [tokens,
-    vocab])}."""
+    vocab])}. make(config): the runner, if not one over the model of that name."""
     config = EngineConfig(**(dict(num_blocks=64, block_size=4, max_model_len=200) | config))
-    runner = LogitsRunner(DECODERS[model], config, cache)
+    runner = LogitsRunner(DECODERS[model], config, cache) if make is None else make(config)
     engine = Engine(config, runner)
     outputs = {}
     for prompt, params in requests:

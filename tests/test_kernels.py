@@ -6,34 +6,33 @@ Protects the fast path: same residual stream, same K and V in the same slots, pa
 
 import itertools
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 
 from paged import paged_attention
-from paged.batch import Batch, Newcomer
+from paged.batch import Batch, Newcomer, newcomer
 from paged.fp8 import FP8
+from paged.kernels import sample as sample_kernels
 from paged.kernels.elementwise import rotation_table, silu_mul
 from paged.kernels.prepare import prepare
 from paged.kernels.sample import sample
 from paged.kv_cache import take
-from paged.models.decoder import Decoder, random_decoder
+from paged.models.decoder import random_decoder
 from paged.models.fused import FusedModel
+from paged.rules import DRAWN, IN_PROMPT, MARKED, NEVER, make_rules
 from paged.sampler import sample as plain_sample
-from paged.sampling import IN_PROMPT
+from paged.sampling import SamplingParams
 from paged.seats import Prepared, Seats
 from paged.seats import prepare as plain_prepare
 from tests.caches import nan_cache, one_step_apart
 from tests.small_models import TINY_MODELS, TINY_QWEN3
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def unpacked(config, monkeypatch, dtype=torch.float32):
-    """A random decoder whose weights stay in rows, as they do on a GPU."""
-    monkeypatch.setattr(Decoder, "pack", lambda self: self)
-    return random_decoder(config, seed=1, device=DEVICE, dtype=dtype)
 
 
 def test_silu_mul():
@@ -48,9 +47,9 @@ def test_silu_mul():
 @pytest.mark.parametrize("num_tokens, narrow, cache",
                          [(1, 16, torch.float32), (5, 16, torch.float32), (5, 0, torch.float32),
                           (5, 16, FP8), (5, 0, FP8)])
-def test_fused_decoder_equals_the_plain_one(name, num_tokens, narrow, cache, monkeypatch):
+def test_fused_operations_equal_the_plain_ones(name, num_tokens, narrow, cache):
     config = TINY_MODELS[name]
-    decoder = unpacked(config, monkeypatch)
+    decoder = random_decoder(config, seed=1, device=DEVICE)
     caches = [
         nan_cache(config.num_layers, 4, 4, config.num_kv_heads, config.head_dim, cache, DEVICE)
         for _ in range(2)
@@ -94,7 +93,7 @@ def test_fused_decoder_equals_the_plain_one(name, num_tokens, narrow, cache, mon
 
 
 def seated(num_seats, vocab_size, *newcomers):
-    """Seats with these (numbers, integers, history) in them, from seat 0 on."""
+    """Seats with these newcomers in them, each without its row, from seat 0 on."""
     state = Seats(num_seats, 4, vocab_size, torch.device(DEVICE))
     state.tokens.fill_(99)
     state.update(
@@ -106,8 +105,8 @@ def seated(num_seats, vocab_size, *newcomers):
 
 def asks(temperature=1.0, top_p=1.0, min_p=0.0, repetition=1.0, presence=0.0, frequency=0.0, seed=0,
          top_k=0, prompt=3, history=None):
-    return ([temperature, top_p, min_p, repetition, presence, frequency], [seed, top_k,
-                                                                           prompt], history or {})
+    numbers = [temperature, top_p, min_p, repetition, presence, frequency, bool(history)]
+    return (numbers, [seed, top_k, prompt, 0], history or {})
 
 
 def draw(function, logits, state, seats=None, lengths=None, samples=None):
@@ -156,16 +155,24 @@ def test_sampling_follows_the_probabilities_and_the_seed():
 
 def random_asks(generator, vocab_size):
     r = generator
-    history = {}
-    if r.random() < 0.3:
+    history, marks = {}, []
+    if r.random() < 0.2:
         history = {
             r.randrange(vocab_size): r.choice([1, 2, IN_PROMPT, IN_PROMPT + 3])
             for _ in range(20)
         }
     penalties = dict(repetition=1.3, presence=0.5, frequency=0.2) if history else {}
-    return asks(r.choice([0, 0.7, 1, 1.5]), r.choice([1, 1, 0.9, 0.5, 0.99, 1 - 1e-9]),
-                r.choice([0, 0, 0.1, 0.02]), seed=r.randrange(-2**70, 2**70), top_k=r.choice(
-                    [0, 0, 1, 5, 50, vocab_size - 1, 10**9]), history=history, **penalties)
+    if r.random() < 0.2:
+        marks = [[0.0, NEVER, 0]] + [[r.uniform(
+            -3, 3), r.choice([0, 20]), r.randrange(3)] for _ in range(9)]
+        history |= {
+            r.randrange(vocab_size): MARKED + number + r.choice([0, IN_PROMPT])
+            for number in range(10)
+        }
+    return *asks(r.choice([0, 0.7, 1, 1.5]), r.choice([1, 1, 0.9, 0.5, 0.99, 1 - 1e-9]),
+                 r.choice([0, 0, 0.1, 0.02]), seed=r.randrange(-2**70, 2**70), top_k=r.choice([
+                     0, 0, 1, 5, 50, vocab_size - 1, 10**9
+                 ]), history=history, **penalties), 0, marks
 
 
 @pytest.mark.parametrize("vocab_size", [211, 5000])
@@ -191,8 +198,37 @@ def test_the_kernel_draws_what_the_specification_draws(vocab_size, kind):
     want, got = (draw(function, logits, state, None, lengths, samples)
                  for function, state in zip((plain_sample, sample), states))
     assert got == want
-    assert torch.equal(states[0].tokens, states[1].tokens)
-    assert torch.equal(states[0].history, states[1].history)
+    for name in ("tokens", "history", "marks"):
+        assert torch.equal(getattr(states[0], name), getattr(states[1], name))
+
+
+def test_the_kernel_follows_bad_words_as_the_specification_does():
+    """Words of several tokens over a vocabulary of five, so that they come; one row in the middle
+    of its prompt, where nothing is drawn."""
+    rows, r = 12, random.Random(1)
+    params = [
+        SamplingParams(seed=row, min_tokens=row % 4, bad_words="x",
+                       allowed_token_ids=[0, 1, 2, 4] if row % 3 else None,
+                       repetition_penalty=1 + row % 2) for row in range(rows)
+    ]
+    people = []
+    for row, ask in enumerate(params):
+        words = [[r.randrange(5) for _ in range(length)] for length in (1, 2, 2, 3, 4)][row % 2:]
+        request = SimpleNamespace(params=ask, rules=make_rules(ask, [1], words), seed=row,
+                                  token_ids=[1, 2, 3, 4, 0][:4 + row % 2], num_prompt_tokens=3)
+        new = newcomer(row, request)
+        people.append((new.numbers, new.integers, new.history, new.rest, new.marks, new.words))
+    states = [seated(rows, 5, *people) for _ in range(2)]
+    samples = (torch.arange(rows) != 3).int()
+    seats = r.sample(range(rows), rows)
+    for step in range(5):
+        logits = torch.randn(rows, 5, generator=torch.Generator().manual_seed(step)).to(DEVICE)
+        want, got = (draw(function, logits, state, seats, torch.full((rows,), 4 + step), samples)
+                     for function, state in zip((plain_sample, sample), states))
+        assert got == want
+        for name in ("tokens", "history", "marks", "words"):
+            assert torch.equal(getattr(states[0], name), getattr(states[1], name)), name
+    assert states[0].words[:, DRAWN].any() and len(set(want)) > 2
 
 
 @pytest.mark.parametrize("function", [plain_sample, sample])
@@ -269,9 +305,31 @@ def test_prepare_is_its_specification(chunks):
     assert results[0] == results[1]
 
 
-def test_rotation_table_agrees_with_the_decoder(monkeypatch):
-    decoder = unpacked(TINY_QWEN3, monkeypatch)
+def test_rotation_table_agrees_with_the_decoder():
+    decoder = random_decoder(TINY_QWEN3, seed=1, device=DEVICE)
     cos, _ = decoder.rotation(torch.tensor([0, 3, 63], device=DEVICE))
     table = rotation_table(decoder.frequencies, 64)
     torch.testing.assert_close(table[[0, 3, 63], :TINY_QWEN3.head_dim // 2],
                                cos[:, 0, :TINY_QWEN3.head_dim // 2])
+
+
+@triton.jit
+def _first_above_kernel(weight_ptr, threshold, out_ptr, SIZE: tl.constexpr):
+    place = tl.arange(0, SIZE)
+    tl.store(out_ptr, sample_kernels._first_above(tl.load(weight_ptr + place), threshold, place))
+
+
+@pytest.mark.parametrize(
+    "weights, threshold, place",
+    [
+        ([0, 0, 1, 2], -1e-9, 2),  # rounding may leave less than nothing
+        ([0, 1, 0, 0], 1.0, 1),  # or all of it
+        ([0, 1, 0, 2], 1.0, 3),
+        ([1, 0, 2, 0], 2.9, 2),
+        ([1, 0, 2, 0], 3.5, 2)
+    ])
+def test_a_token_of_weight_0_is_never_drawn(weights, threshold, place):
+    out = torch.full((1,), 9, dtype=torch.int32, device=DEVICE)
+    _first_above_kernel[(1,)](torch.tensor(weights, dtype=torch.float32, device=DEVICE), threshold,
+                              out, SIZE=4)
+    assert out.item() == place

@@ -115,3 +115,11 @@ def test_block_budget_refuses_a_full_card():
                        match=r"no room for a block of 28.0 MiB.*Raise gpu_memory_utilization"):
         num_blocks_in_budget(total=4 * GiB, utilization=0.5, used=2 * GiB, peak=1, current=1,
                              block_bytes=28 * MiB)
+
+
+def test_room_for_exactly_one_block_is_one_block():
+    card = dict(total=100, utilization=0.5, used=20, peak=10, current=5)
+    assert num_blocks_in_budget(**card, block_bytes=25) == 1
+    assert num_blocks_in_budget(**card, block_bytes=12) == 2
+    with pytest.raises(ValueError, match="no room for a block"):
+        num_blocks_in_budget(**card, block_bytes=26)

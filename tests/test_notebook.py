@@ -7,8 +7,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from paged import BlockPool, Trace
-from paged.lab import notebook
+from paged import BlockPool
+from paged.lab import notebook, plots
+from paged.lab.colors import INKS
 
 
 @pytest.fixture
@@ -43,10 +44,11 @@ def test_table_formats_numbers(shown):
     ]
 
 
-def test_source_names_file_and_line(shown):
+def test_source_names_file_and_line(shown, monkeypatch):
     from paged.attention import paged_attention
     from paged.runner import ModelRunner
 
+    monkeypatch.setattr(notebook, "OPEN", 10**6)
     notebook.source(BlockPool.allocate, paged_attention,
                     ModelRunner.launch)  # the last one is decorated
     for output, start in zip(
@@ -55,6 +57,14 @@ def test_source_names_file_and_line(shown):
                     r"paged/runner.py`, from line \d+:\n\n```python\n@torch.inference_mode"),
             strict=True):
         assert re.match("`" + start, output.data)
+
+
+def test_a_long_listing_is_folded(shown):
+    notebook.source(BlockPool.allocate, BlockPool)
+    short, long = (output.data for output in shown)
+    assert "<details" not in short and "class BlockPool" in long
+    assert re.search(r"<summary><code>BlockPool</code>, \d+ lines</summary>\n\n```python\n", long)
+    assert long.endswith("```\n\n</details>")
 
 
 def test_record_finds_both_copies_and_names_what_there_is(tmp_path, monkeypatch):
@@ -75,6 +85,70 @@ def test_style_keeps_the_background_clear():
         assert matplotlib.rcParams["figure.facecolor"] == "none"
 
 
+@pytest.fixture
+def drawn(monkeypatch):
+    """A plot of bars with text, as it is put into a cell's output."""
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    shown = []
+    monkeypatch.setattr(plots, "display", shown.append)
+
+    def draw(shows="Two bars, the left one higher.", caption="Bars of `x`."):
+        with matplotlib.rc_context():
+            notebook.style()
+            figure, axis = plt.subplots()
+            axis.bar([0, 1], [2, 1], color=[notebook.COLORS[name] for name in ("used", "shared")])
+            axis.text(0, 1, "on", color="white")
+            axis.text(1, 1, "said", color=notebook.COLORS["shared"])
+            notebook.plot(shows, caption)
+            assert not plt.get_fignums(), "a figure shown twice"
+        return shown[-1].data
+
+    return draw
+
+
+def test_a_plot_says_what_it_shows(drawn):
+    html = drawn()
+    assert 'role="img" aria-label="Two bars, the left one higher."' in html
+    (number,) = re.findall(r'id="figure-(\d+)"', html)
+    assert f'<a href="#figure-{number}">Figure {number}</a>. Bars of <code>x</code>.' in html
+    assert f'id="figure-{number}"' in drawn(), "a cell that runs again keeps its number"
+    assert f'id="figure-{int(number) + 1}"' in drawn("Something else.")
+
+
+def test_a_plot_follows_the_page(drawn):
+    """Its colours are variables, of shapes and of text apart; what they stand for has contrast."""
+    svg = drawn().split("</style>")[1]
+    said = set(re.findall(r"#[0-9a-f]{6}", svg))
+    assert said == {"#ffffff"}, "colours that do not change with the page"
+    for variable in ("--used", "--shared", "--shared-ink", "--plot-ink"):
+        assert f"var({variable})" in svg
+    ids = re.findall(r'\bid="([^"]+)"', svg)
+    assert len(ids) == len(set(ids)) and all(name.startswith("figure-") for name in ids)
+
+
+def luminance(color: str) -> float:
+    parts = [int(color[i:i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [x / 12.92 if x <= 0.03928 else ((x + 0.055) / 1.055)**2.4 for x in parts]
+    return sum(weight * x for weight, x in zip((0.2126, 0.7152, 0.0722), linear))
+
+
+def contrast(one: str, other: str) -> float:
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def test_text_can_be_read():
+    """WCAG's 4.5 to 1: on the colours, and in them on the pages' and the figures' backgrounds."""
+    for name, color in notebook.COLORS.items():
+        on = "#ffffff" if name in ("used", "shared", "external", "new") else notebook.DARK
+        assert contrast(color, on) >= 4.5, name
+    for name, (on_light, on_dark) in INKS.items():
+        assert all(contrast(on_light, ground) >= 4.5 for ground in ("#ffffff", "#f6f8fa")), name
+        assert all(contrast(on_dark, ground) >= 4.5 for ground in ("#121212", "#1b2128")), name
+
+
 def payload(html: str) -> dict:
     """The data inside a figure's script."""
     (data,) = re.findall(r'figure\(document\.getElementById\("[\w-]+"\), (.*)\);\n', html)
@@ -92,32 +166,8 @@ def test_explorer_computes_every_combination(shown):
 
 
 def test_figures_of_one_page_have_their_own_ids(shown):
-    for _ in range(2):
-        notebook.explorer("t", lambda n: {"b": {"used": n}}, {"n": [1]}, {"used": "tokens"},
+    for title in "tu":
+        notebook.explorer(title, lambda n: {"b": {"used": n}}, {"n": [1]}, {"used": "tokens"},
                           "slots")
     ids = [re.search(r'id="([\w-]+)"', output.data)[1] for output in shown]
     assert len(set(ids)) == 2
-
-
-def test_film_follows_the_pool(shown):
-    pool = BlockPool(4, trace=Trace())
-    film = notebook.Film(pool, block_size=2)
-    blocks = pool.allocate(2)
-    film.shot("allocated", A=(blocks, ["x", "y", "z"]))
-    fork = pool.fork(blocks)
-    film.shot("forked", A=(blocks, ["x", "y", "z"]), B=(fork, ["x", "y", "z"]))
-    pool.copy_on_write(fork, 1)
-    film.shot("copied", A=(blocks, ["x", "y", "z"]), B=(fork, ["x", "y", "z", "w"]))
-    pool.free(reversed(blocks))
-    film.shot("freed", B=(fork, ["x", "y", "z", "w"]))
-    film.play("A film")
-    frames = payload(shown[0].data)["frames"]
-    assert [frame["touched"] for frame in frames] == [[0, 1], [0, 1], [2], [1]]
-    assert [frame["ref_cnt"] for frame in frames] == [[1, 1, 0, 0], [2, 2, 0, 0], [2, 1, 1, 0],
-                                                      [1, 0, 1, 0]]
-    assert frames[-1]["queue"] == [3, 1]
-    assert frames[-1]["contents"] == [["x", "y"], ["z"], ["z", "w"],
-                                      []], "a freed block keeps what lay in it"
-    assert frames[0]["events"] == [
-        "KV_BLOCK_ALLOCATE  block=0  free=3", "KV_BLOCK_ALLOCATE  block=1  free=2"
-    ]

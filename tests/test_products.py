@@ -4,6 +4,7 @@ Protects the path that most decode steps of a small batch take; the whole decode
 test_kernels.py.
 """
 
+import math
 from functools import partial
 
 import pytest
@@ -105,3 +106,23 @@ def test_a_split_tile_gives_the_same_bits_every_time(monkeypatch):
     x, weight = torch.randn(5, 512, device=DEVICE), torch.randn(70, 512, device=DEVICE)
     first = product(x, weight)
     assert all(torch.equal(product(x, weight), first) for _ in range(5))
+
+
+def test_nothing_is_written_behind_the_last_row(monkeypatch):
+    """Widths that are no multiple of a tile: what lies behind the buffer stays as it is."""
+    kept, empty = [], torch.empty
+
+    def with_a_tail(*shape, **options):
+        flat = torch.full((math.prod(shape) + 70,), 77, **options)
+        kept.append(flat[-70:])
+        return flat[:-70].view(shape)
+
+    monkeypatch.setattr(torch, "empty", with_a_tail)
+    for outputs in (9, 65):
+        x, weight = torch.randn(3, 44, device=DEVICE), torch.randn(outputs, 44, device=DEVICE)
+        residual = torch.randn(3, outputs, device=DEVICE)
+        product(x, weight)
+        product(x, weight, residual=residual)
+        product(x, torch.cat((weight, weight)), 1e-5, torch.ones(3, 1, device=DEVICE), silu=True)
+    monkeypatch.setattr(torch, "empty", empty)
+    assert len(kept) > 6 and all((tail == 77).all() for tail in kept)

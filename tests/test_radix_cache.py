@@ -184,3 +184,35 @@ def test_one_token_blocks_share_to_the_token():
         engine.add_request(tokens)
         (output,) = run(engine).values()
         assert output.num_cached_tokens == cached
+
+
+def test_both_caches_say_alike_whether_a_prefix_goes_on():
+    """In the middle of a run of blocks, where prefixes part, at a hole left by an eviction."""
+    answers = Counter()
+    for seed in range(30):
+        r = random.Random(seed)
+        size, num_blocks = r.randint(1, 3), r.randint(3, 14)
+        hashed, tree = (Tenant(kind, num_blocks, size) for kind in (PrefixCache, RadixCache))
+        seen = []
+        for _ in range(40):
+            start = r.choice(seen)[:r.randint(0, 12)] if seen and r.random() < 0.8 else []
+            tokens = start + [r.randrange(2) for _ in range(r.randint(1, 8))]
+            seen.append(tokens)
+            tables = hashed.take(tokens), tree.take(tokens)
+            assert tables[0] == tables[1]
+            order = r.sample(tables[0] or [], len(tables[0] or []))  # heads may go first
+            for tenant in (hashed, tree):
+                tenant.pool.free(order)
+            for asked in r.sample(seen, min(len(seen), 6)):
+                asked = asked[:r.randint(1, len(asked))] + [r.randrange(2) for _ in range(size)]
+                blocks, prefix = hashed.cache.match(asked)
+                others, place = tree.cache.match(asked)
+                assert blocks == others
+                for _ in range(4):
+                    more = [r.randrange(2) for _ in range(size)]
+                    found = hashed.cache.continues(prefix, more)
+                    assert tree.cache.continues(place, more) == found
+                    hash = hashed.cache.hash_function(prefix.hash, more)
+                    known = hashed.cache._find(prefix, tuple(more), hash)
+                    answers[found, known is not None] += 1
+    assert min(answers[True, True], answers[False, False], answers[False, True]) > 10, answers

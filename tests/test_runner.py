@@ -13,7 +13,7 @@ from paged import Engine, EngineConfig, SamplingParams
 from paged.config import Speedups
 from paged.fp8 import FP8
 from paged.models.config import ModelConfig
-from paged.models.decoder import Decoder, random_decoder
+from paged.models.decoder import random_decoder
 from paged.runner import ModelRunner
 from tests.caches import nan_cache
 
@@ -25,13 +25,12 @@ SMALL = ModelConfig(architecture="qwen3", vocab_size=61, hidden_size=16, interme
 
 
 @pytest.fixture
-def decoder(monkeypatch):
-    monkeypatch.setattr(Decoder, "pack", lambda self: self)
+def decoder():
     return random_decoder(SMALL, seed=3, device=DEVICE)
 
 
 def engine_with(fused, decoder, num_blocks=24, block_size=4, max_num_seqs=4, budget=32,
-                use_graphs=False, backend=None, cache=torch.float32, **config):
+                use_graphs=False, backend=None, speedups=None, cache=torch.float32, **config):
     """An engine on a cache full of NaN: plain and in step, or fused and running ahead."""
     kv = nan_cache(SMALL.num_layers, num_blocks, block_size, SMALL.num_kv_heads, SMALL.head_dim,
                    cache, DEVICE)
@@ -84,7 +83,7 @@ def test_chunks_and_a_tight_pool(decoder, cache):
         assert run(engine, MIX[:4]) == want
 
 
-def test_forks_copy_blocks_and_filters_redraw(decoder):
+def test_forks_filters_and_penalties(decoder):
     requests = [([5, 4, 3, 2, 1, 0], SamplingParams(n=3, max_tokens=5, seed=1, top_k=1)), MIX[3],
                 ([5, 4, 3, 2], greedy(4, logprobs=2)), ([5, 4, 3], greedy(
                     4, repetition_penalty=1.5))]
@@ -162,3 +161,46 @@ def test_an_endless_temperature_draws_evenly(decoder):
 def test_decode_sizes_end_where_steps_end(decoder):
     runner = engine_with(True, decoder, max_num_seqs=40, budget=12).runner
     assert (runner.decode_sizes, runner.mixed_sizes) == ([1, 2, 4, 8, 12], [16])
+
+
+@pytest.mark.skipif(CUDA, reason="a GPU runs them")
+def test_fused_operations_that_cannot_run_are_refused_with_the_reason(decoder, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET")
+    with pytest.raises(ValueError, match="fused operations, and .*TRITON_INTERPRET=1"):
+        engine_with(True, decoder, backend="reference")
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_damaged_weight_is_a_sentence_and_no_token(decoder, fused):
+    decoder.norm[3] = float("nan")
+    engine = engine_with(fused, decoder)
+    engine.add_request([1, 2, 3, 4, 5], greedy(3))
+    while engine.has_unfinished():
+        (output,) = engine.step() or [None]
+    completion = output.outputs[0]
+    assert (completion.token_ids, completion.finish_reason) == ([], "error")
+    assert "NaN or infinity: the weights are damaged" in completion.error
+
+
+def test_a_step_in_which_blocks_move_and_nothing_is_computed(decoder):
+    """The first request has its token on its way when the second one needs a block for its last:
+    it goes out, and the step has no row."""
+    requests = [([7], greedy(1)), ([1, 2], greedy(2))]
+    engine = engine_with(True, decoder, num_blocks=3, block_size=1, preemption="swap")
+    launch, empty = engine.launch, []
+
+    def record(batch):
+        handle = launch(batch)
+        if not batch.seats:
+            empty.append(bool(batch.swap_out))
+            assert handle is None, "there was nothing to run"
+        return handle
+
+    engine.launch = record
+    ids = [engine.add_request(*request) for request in requests]
+    outputs = {}
+    while engine.has_unfinished():
+        outputs |= {output.request_id: output for output in engine.step()}
+    assert any(empty)
+    got = [[outputs[name].outputs[0].token_ids] for name in ids]
+    assert got == run(engine_with(False, decoder), requests)

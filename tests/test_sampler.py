@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paged import sampler
-from paged.batch import newcomer
-from paged.sampler import draw, logprobs, penalize, uniform
-from paged.sampling import IN_PROMPT, PROMPT, SamplingParams
+from paged.batch import Batch, newcomer
+from paged.rules import IN_PROMPT, Rules
+from paged.sampler import amend, draw, logprobs, uniform
+from paged.sampling import PROMPT, SamplingParams
+from paged.seats import Seats
 
 
 @dataclass
@@ -22,25 +24,38 @@ class Request:
     seed: int = 0
     token_ids: list[int] = field(default_factory=lambda: [0])
     num_prompt_tokens: int = 1
+    rules: Rules | None = None
 
 
-def columns(requests, vocab, device="cpu"):
-    """What `draw` is told of them: numbers, integers, places, history."""
+def seated(requests, vocab, device="cpu"):
+    """Seats with these requests in them, from seat 0 on."""
+    rows, state = range(len(requests)), Seats(len(requests), 1, vocab, torch.device(device))
     people = [newcomer(row, request) for row, request in enumerate(requests)]
-    numbers = torch.tensor([new.numbers for new in people]).clamp(max=1e30)
-    integers = torch.tensor([[(n + 2**63) % 2**64 - 2**63 for n in new.integers] for new in people])
-    lengths = torch.tensor([len(request.token_ids) for request in requests])
-    history = torch.zeros(len(requests), vocab, dtype=torch.int16)
-    for row, new in enumerate(people):
-        for token, value in new.history.items():
-            history[row, token] = value
-    places = lengths - integers[:, PROMPT]
-    return [values.to(device) for values in (numbers, integers, places, history)]
+    state.update(Batch(seats=list(rows), newcomers=people, query_start_loc=[*rows, len(requests)]))
+    return state
 
 
 def choose(logits, requests):
     """The tokens drawn [requests] from logits [requests, vocab]."""
-    return draw(logits, *columns(requests, logits.shape[-1], logits.device))
+    lengths = torch.tensor([len(request.token_ids) for request in requests], device=logits.device)
+    people = [newcomer(row, request) for row, request in enumerate(requests)]
+    if not any(new.history for new in people):  # as many as one likes
+        numbers = torch.tensor([new.numbers for new in people]).clamp(max=1e30)
+        integers = torch.tensor(
+            [[(n + 2**63) % 2**64 - 2**63 for n in new.integers] for new in people])
+        integers = integers.to(logits.device)
+        return draw(logits, numbers.to(logits.device), integers, lengths - integers[:, PROMPT])
+    return drawn_by(seated(requests, logits.shape[-1], logits.device), logits, lengths)
+
+
+def drawn_by(state, logits, lengths):
+    """The tokens that a step draws for contexts of these lengths, in seats from 0 on."""
+    rows, device = len(logits), logits.device
+    out = torch.zeros(1, rows, dtype=torch.int64, device=device)
+    sampler.sample(logits, torch.arange(rows, device=device), lengths,
+                   torch.ones(rows, device=device), state, out,
+                   torch.zeros(1, dtype=torch.int64, device=device))
+    return out[0]
 
 
 def sample(logits, requests):
@@ -233,24 +248,28 @@ def test_the_place_of_a_token_counts_what_was_generated():
     assert len({drawn(3, output)[0] for output in range(20)}) > 15
 
 
+def amended(logits, request):
+    """Logits [1, vocab] after the rules and penalties of a request."""
+    state = seated([request], logits.shape[-1])
+    place = torch.tensor([len(request.token_ids) - request.num_prompt_tokens])
+    return amend(logits, state.floats[:1], place, state.history[:1], state.marks[:1])
+
+
 def test_repetition_penalty_is_that_of_transformers():
     from transformers import RepetitionPenaltyLogitsProcessor
 
     logits, seen = torch.randn(1, 30, generator=torch.Generator().manual_seed(0)), [3, 3, 7, 12, 29]
     expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([seen]), logits.clone())
     request = Request(SamplingParams(repetition_penalty=1.7), token_ids=seen)
-    numbers, _, _, history = columns([request], 30)
-    assert torch.equal(penalize(logits, numbers, history), expected)
+    assert torch.equal(amended(logits, request), expected)
 
 
 def test_presence_and_frequency_look_at_the_output_alone():
     """OpenAI's formula: logits − count × frequency − (count > 0) × presence."""
     params = SamplingParams(presence_penalty=0.5, frequency_penalty=0.25)
-    numbers, _, _, history = columns(
-        [Request(params, token_ids=[1, 1, 2, 3, 3, 1], num_prompt_tokens=3)], 5)
-    assert history[0].tolist() == [0, IN_PROMPT + 1, IN_PROMPT, 2, 0]
-    found = penalize(torch.zeros(1, 5), numbers, history)[0]
-    assert found.tolist() == [0, -0.75, 0, -1.0, 0]
+    request = Request(params, token_ids=[1, 1, 2, 3, 3, 1], num_prompt_tokens=3)
+    assert seated([request], 5).history[0].tolist() == [0, IN_PROMPT + 1, IN_PROMPT, 2, 0]
+    assert amended(torch.zeros(1, 5), request)[0].tolist() == [0, -0.75, 0, -1.0, 0]
 
 
 def test_logprobs_are_the_models_own():

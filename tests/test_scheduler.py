@@ -253,14 +253,26 @@ def test_without_room_on_the_host_a_swapped_request_recomputes():
     assert not any(batch.swap_in for batch in engine.runner.batches)
 
 
-def test_a_victim_of_this_step_gives_its_budget_back():
-    """A chunk that needs blocks puts out a decode scheduled before it, and takes over its token."""
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_nobody_is_put_out_who_has_a_place_in_the_step(preemption):
+    """A chunk or a copy that needs blocks puts out the youngest, who is looked at last."""
     engine = make_engine(num_blocks=6, block_size=2, max_num_batched_tokens=4,
-                         enable_prefix_caching=False)
-    add(engine, prompt(10), 2)
-    add(engine, prompt(1, 50), 8)
+                         enable_prefix_caching=False, preemption=preemption)
+    preempt, victims = engine.scheduler._preempt, []
+
+    def record(victim):
+        victims.append((victim, dict(engine.scheduler.scheduled)))
+        preempt(victim)
+
+    engine.scheduler._preempt = record
+    engine.add_request(prompt(3), SamplingParams(max_tokens=7, n=3))
+    for length, max_tokens in ((4, 2), (1, 8), (7, 3)):
+        engine.add_request(prompt(length, 50), SamplingParams(max_tokens=max_tokens))
     run(engine)
-    assert all(sum(batch.num_tokens) <= 4 for batch in engine.runner.batches)
+    assert len(victims) > 3
+    for victim, scheduled in victims:
+        assert victim not in scheduled
+        assert all(request.order < victim.order for request in scheduled)
 
 
 # ── copies ────────────────────────────────────────────────────────────────────────────────────────

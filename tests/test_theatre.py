@@ -168,15 +168,16 @@ def test_what_each_scene_is_about_happens(recordings, run):
         return
     assert not wrong
     wanted = {
-        "first-prompt": {"WRITE", "READ", "SAMPLE"}, "growth": {
-            "KV_BLOCK_ALLOCATE", "PREFIX_REGISTER"
-        }, "shared-prefix": {"KV_BLOCK_REUSE",
-                             "REFERENCE_DROP"}, "fork": {"KV_BLOCK_COPY", "MOVE", "KV_BLOCK_REUSE"},
-        "preemption": {"ADMISSION_REFUSED",
-                       "PREFIX_FORGET"}, "swap": {"SWAP_OUT", "SWAP_IN", "MOVE"}, "eviction": {
-                           "KV_BLOCK_REACTIVATE", "PREFIX_FORGET"
-                       }, "chunked-prefill": {"SCHEDULE_PREFILL", "SCHEDULE_DECODE"},
-        "beam-search": {"KV_BLOCK_REUSE", "REFERENCE_DROP"}
+        "first-prompt": {"WRITE", "READ",
+                         "SAMPLE"}, "growth": {"KV_BLOCK_ALLOCATE", "PREFIX_REGISTER"},
+        "block-life": {"KV_BLOCK_COPY", "KV_BLOCK_REUSE", "REFERENCE_DROP",
+                       "KV_BLOCK_RELEASE"}, "shared-prefix": {"KV_BLOCK_REUSE", "REFERENCE_DROP"},
+        "fork": {"KV_BLOCK_COPY", "MOVE",
+                 "KV_BLOCK_REUSE"}, "preemption": {"ADMISSION_REFUSED", "PREFIX_FORGET"}, "swap": {
+                     "SWAP_OUT", "SWAP_IN", "MOVE"
+                 }, "eviction": {"KV_BLOCK_REACTIVATE", "PREFIX_FORGET"}, "chunked-prefill": {
+                     "SCHEDULE_PREFILL", "SCHEDULE_DECODE"
+                 }, "beam-search": {"KV_BLOCK_REUSE", "REFERENCE_DROP"}
     }[slug]
     assert wanted <= events
     if slug in ("preemption", "swap"):

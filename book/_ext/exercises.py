@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import tempfile
 from html import escape
 from pathlib import Path
 
+import yaml
 from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx.util import logging
@@ -110,9 +112,25 @@ def write_assets(app, error):
         "worker": (ROOT / "book/_static/exercises/worker.js").read_text(encoding="utf-8"),
         "files": FILES, "cdn": CDN, "local": bool(pyodide), "limit": LIMIT_S,
         "exercises": {e.name: e.title
-                      for e in load_exercises()}
+                      for e in load_exercises()}, "parts": parts()
     }
     (folder / "data.js").write_text(f"window.PRACTICE = {json.dumps(data)};\n", encoding="utf-8")
+
+    for exercise in load_exercises():
+        page = Path(app.outdir) / "_sources" / "book" / "practice" / f"{exercise.name}.md"
+        if page.exists():  # a stub, to a reader who downloads it
+            page.write_text(f"# {exercise.title}\n\n{exercise.statement}", encoding="utf-8")
+
+
+def parts() -> dict[str, str]:
+    """The part of the book that an exercise belongs to: that of its chapter, else its chapter."""
+    toc = yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf-8"))
+    part_of = {}
+    for part in toc["parts"]:
+        for entry in part["chapters"]:
+            text = (ROOT / f"{entry['file']}.md").read_text(encoding="utf-8")
+            part_of[re.findall("^# (.*)$", text, re.M)[0]] = part["caption"]
+    return {e.name: part_of.get(e.chapter, e.chapter) for e in load_exercises()}
 
 
 # -------------------------------------------------------------------------------------------- pages
@@ -155,11 +173,13 @@ class Practice(SphinxDirective):
         answer = nodes.literal_block(exercise.solution.strip(), exercise.solution.strip(),
                                      language="python")
         why = self.parsed(exercise.explanation, "practice-explanation")
-        return [
-            about,
-            self.parsed(exercise.statement, "practice-statement"), *run, *hints,
-            *self.folded("Solution", answer, why)
-        ]
+        task = nodes.container(classes=["practice-task"])
+        task += [about, self.parsed(exercise.statement, "practice-statement")]
+        work = nodes.container(classes=["practice-work"])
+        work += [*run, *hints, *self.folded("Solution", answer, why)]
+        bench = nodes.container(classes=["practice-bench"])
+        bench += [task, work]
+        return [bench]
 
     def parsed(self, text, name):
         container = nodes.container(classes=[name])
@@ -219,16 +239,31 @@ class PracticeProgress(SphinxDirective):
 
 
 def add_page_assets(app, pagename, templatename, context, doctree):
-    """Scripts and styles on the pages that have exercises, and on no other."""
-    if "practice" in app.env.metadata.get(pagename, {}):
+    """Scripts and styles on the pages that have exercises, and on no other; an edit button that
+    opens the statement."""
+    named = app.env.metadata.get(pagename, {}).get("practice")
+    if named:
+        for exercise in load_exercises():
+            if exercise.name == named:
+                folder = exercise.folder.relative_to(ROOT).as_posix()
+                point_edit_button(context.get("header_buttons", []), f"{pagename}.md",
+                                  f"{folder}/statement.md")
         app.add_css_file("exercises/exercises.css")
         for name in ("data.js", "editor.js", "exercises.js"):
             app.add_js_file(f"exercises/{name}", loading_method="defer")
 
 
+def point_edit_button(buttons: list[dict], page: str, statement: str) -> None:
+    """Change the address of the edit button, alone or in a group."""
+    for button in buttons:
+        point_edit_button(button.get("buttons", []), page, statement)
+        if button.get("label") == "source-edit-button":
+            button["url"] = button["url"].replace(page, statement)
+
+
 def setup(app):
     app.add_directive("practice", Practice)
     app.add_directive("practice-progress", PracticeProgress)
-    app.connect("html-page-context", add_page_assets)
+    app.connect("html-page-context", add_page_assets, priority=900)
     app.connect("build-finished", write_assets)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -59,6 +59,19 @@ def drop_scripts(app, pagename, templatename, context, doctree):
     context["script_files"] = list(scripts.values())
 
 
+def describe(app, pagename, templatename, context, doctree):
+    """What a search engine, or a message with a link to the page, shows of it: its title and its
+    first paragraph."""
+    if doctree is None:
+        return
+    first = next((" ".join(node.astext().split()) for node in doctree.findall(nodes.paragraph)), "")
+    title = re.sub("<[^>]*>", "", context.get("title", ""))
+    for name, text in (("name", "description"), ("property", "og:description")):
+        context["metatags"] += f'\n<meta {name}="{text}" content="{escape(first)}" />'
+    context["metatags"] += (f'\n<meta property="og:title" content="{escape(title)}" />'
+                            '\n<meta property="og:type" content="article" />')
+
+
 def point_at_repository(app, docname, source):
     source[0] = install_from_repository(source[0])
 
@@ -68,5 +81,6 @@ def setup(app):
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     app.add_html_math_renderer("mathml", (visit_math, None), (visit_math_block, None))
     app.connect("html-page-context", drop_scripts, priority=900)
+    app.connect("html-page-context", describe)
     app.connect("source-read", point_at_repository)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -10,12 +10,10 @@ would find nothing to do.
 
 from __future__ import annotations
 
-import importlib.util
-import os
-
 import torch
 
 from paged.attention import Attention, Shape
+from paged.device import why_no_triton
 from paged.fp8 import FP8
 
 MAX_HEAD_DIM, MAX_GROUP = 256, 32
@@ -33,8 +31,8 @@ def resolve(shape: Shape) -> Attention:
 def why_not(shape: Shape) -> str | None:
     """None when these kernels can serve these shapes here, else one sentence saying why not."""
     cache = shape.cache
-    if importlib.util.find_spec("triton") is None:
-        return "the triton package is not installed (it comes with PyTorch for CUDA on Linux)"
+    if (reason := why_no_triton(shape.device)) is not None:
+        return reason
     if shape.dtype not in DTYPES or cache.dtype not in (*DTYPES, FP8):
         return (f"q is {shape.dtype} and the cache {cache.dtype}; the kernels take one of {DTYPES} "
                 f"for each, and a cache of {FP8}")
@@ -42,13 +40,9 @@ def why_not(shape: Shape) -> str | None:
         return (f"head_dim is {cache.head_dim} and {shape.num_heads} heads share "
                 f"{cache.num_kv_heads} KV heads; the kernels take up to {MAX_HEAD_DIM}, and up to "
                 f"{MAX_GROUP} heads a KV head")
-    if shape.device.type != "cuda":
-        if os.environ.get("TRITON_INTERPRET") != "1":
-            return ("q is on the CPU: set TRITON_INTERPRET=1 before Python starts, and they run "
-                    "there, slowly")
-        if shape.dtype == torch.bfloat16:
-            return ("Triton's interpreter multiplies bfloat16 matrices wrongly: use float32 or "
-                    "float16 there")
+    if shape.device.type != "cuda" and shape.dtype == torch.bfloat16:
+        return ("Triton's interpreter multiplies bfloat16 matrices wrongly: use float32 or "
+                "float16 there")
     return None
 
 

@@ -14,27 +14,27 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from paged.bench.common import QWEN3_0_6B, check_output, machine
+from paged.bench.common import QWEN3_0_6B, VOCABULARY, check_output, machine
+from paged.bench.steps import step_split
 from paged.checks import whole_number
 from paged.config import Speedups
 from paged.device import use_device
-from paged.engine import Engine
 from paged.llm import LLM
 from paged.models.config import ModelConfig
 from paged.models.decoder import Decoder
 from paged.models.loader import Loaded, room_for_weights
 from paged.owner import short_collections
+from paged.parallel.shard import Part
 from paged.sampling import SamplingParams
 
-VOCABULARY = 10_000  # token ids that prompts are drawn from
 ABLATIONS = {
     "everything": {}, "no narrow products": {"narrow_products": False},
     "in step": {"run_ahead": False}, "no graphs": {"graphs": False},
@@ -46,10 +46,17 @@ FILTERS: dict[str, dict[str, Any]] = {
 }
 
 
-def random_model(config: ModelConfig, device: str | torch.device, dtype: torch.dtype) -> Loaded:
-    """Random weights, drawn on the device: what a benchmark needs of a model."""
-    with room_for_weights(config, torch.device(device), dtype):
-        decoder = Decoder(config, device, dtype)
+def random_model(config: ModelConfig, device: str | torch.device, dtype: torch.dtype,
+                 use_tqdm: bool = False, max_model_len: int | None = None, rank: int = 0,
+                 num_ranks: int = 1) -> Loaded:
+    """Random weights, drawn on the device: what a benchmark needs of a model, or of a rank's part.
+
+    What follows the config is as for `loader.load`; bars and max_model_len change nothing.
+    """
+    part = None if num_ranks == 1 else Part(config, rank, num_ranks)
+    held = config if part is None else part.config
+    with room_for_weights(held, torch.device(device), dtype):
+        decoder = Decoder(held, device, dtype, part)
     generator = torch.Generator(device).manual_seed(0)
     for weight in decoder.parameters():
         weight.normal_(std=0.02, generator=generator)
@@ -163,125 +170,6 @@ def gaps_while_prompts_arrive(llm: LLM, num_decoding: int = 16, prompt: int = 20
     }
 
 
-def step_split(llm: LLM, num_requests: int, context: int, steps: int = 20) -> dict:
-    """Milliseconds of a decode step: as the clock sees it, in the parts of the engine on the CPU,
-    and in kernels.
-
-    Kernels come from PyTorch's profiler, in steps of their own (`kernel_split`); the clock runs
-    without it.
-    """
-    engine = llm.engine
-    for i in range(num_requests):
-        engine.add_request([(i * 11 + j) % VOCABULARY for j in range(context)],
-                           SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=200))
-    while any(request.num_computed_tokens < request.num_prompt_tokens + 3
-              for request in engine.scheduler.running) or engine.scheduler.waiting:
-        engine.step()
-    clock = clock_split(engine, steps)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        for _ in range(steps):
-            engine.step()
-        torch.cuda.synchronize()
-    engine.reset()
-    return {
-        "requests": num_requests, "context": context, **clock, **kernel_split(
-            profile.events(), steps)
-    }
-
-
-def clock_split(engine: Engine, steps: int) -> dict:
-    """Milliseconds of a step, and of it in the parts of the engine.
-
-    `collect` is mostly waiting for the GPU; the others are work of the CPU. It runs a step ahead:
-    while it schedules and launches one step, the GPU is at the one before, so that CPU and kernels
-    do not add up.
-    """
-    parts = {
-        "schedule": (engine.scheduler, "schedule"), "launch": (engine, "launch"),
-        "collect": (engine, "collect"), "update": (engine, "_update")
-    }
-    originals = {name: getattr(*place) for name, place in parts.items()}
-    seconds = dict.fromkeys(parts, 0.0)
-
-    def timing(name):
-
-        def call(*args):
-            start = time.perf_counter()
-            result = originals[name](*args)
-            seconds[name] += time.perf_counter() - start
-            return result
-
-        return call
-
-    for name, place in parts.items():
-        setattr(*place, timing(name))
-    try:
-        _wait_for_gpu()
-        start = time.perf_counter()
-        for _ in range(steps):
-            engine.step()
-        _wait_for_gpu()
-        wall = time.perf_counter() - start
-    finally:
-        for name, place in parts.items():
-            setattr(*place, originals[name])
-    return {
-        "step_ms": 1e3 * wall / steps,
-        "cpu_ms": {name: 1e3 * part / steps
-                   for name, part in seconds.items()}
-    }
-
-
-def _wait_for_gpu() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-def kernel_split(events: Iterable, steps: int) -> dict:
-    """Milliseconds a step in each kind of kernel, from the events of a profile of so many steps.
-
-    A kernel may start while the one before it still runs, and wait: `kernels_ms` adds up what each
-    lasted, and may exceed the step. In `busy_ms` every instant counts once, for the kernel that
-    began first, so that the sum is the time the GPU was busy; `profiled_ms` is the time from the
-    first kernel to the end of the last.
-    """
-    kernels = sorted((event.time_range.start, event.time_range.end, event.name) for event in events
-                     if event.device_type == torch.autograd.DeviceType.CUDA)
-    lasted: dict[str, float] = {}
-    busy: dict[str, float] = {}
-    by_name: dict[str, list[float]] = {}
-    reached = 0.0  # microseconds, as all times of the profiler
-    for start, end, name in kernels:
-        kind, ms = _kind(name), (end - start) / 1e3 / steps
-        lasted[kind] = lasted.get(kind, 0) + ms
-        busy[kind] = busy.get(kind, 0) + max(0.0, end - max(start, reached)) / 1e3 / steps
-        reached = max(reached, end)
-        entry = by_name.setdefault(name[:80], [0, 0])
-        entry[0] += 1 / steps
-        entry[1] += ms
-    top = sorted(by_name.items(), key=lambda item: -item[1][1])[:14]
-    return {
-        "kernels_ms": lasted, "busy_ms": busy,
-        "profiled_ms": (reached - kernels[0][0]) / 1e3 / steps,
-        "top_kernels": [[name, *numbers] for name, numbers in top]
-    }
-
-
-def _kind(name: str) -> str:
-    """Which part of a step a kernel belongs to, by its name."""
-    for kind, words in {
-            "attention": ("_decode_kernel", "_prefill_kernel", "flash", "Flash", "fmha"),
-            "sampling": ("_weigh_kernel", "_cut_kernel", "_draw_kernel"),
-            "copies": ("Memcpy", "Memset"),
-            "norm, rotary, store, activation": ("norm", "_store_kernel", "_silu_mul"),
-            "products": ("_product_kernel", "_qkv_kernel", "gemm", "gemv", "nvjet", "cutlass",
-                         "splitK", "cublas"),
-    }.items():
-        if any(word in name for word in words):
-            return kind
-    return "other"
-
-
 def main(argv: list[str] | None = None) -> int:
     """Measure, print a summary, and write the record where --output says."""
     parser = argparse.ArgumentParser(prog="python -m paged bench workload", description=__doc__,
@@ -293,6 +181,8 @@ def main(argv: list[str] | None = None) -> int:
                         help="tokens of a step (%(default)s, as in nano-vllm's benchmark)")
     parser.add_argument("--latency-budget", type=int, default=128,
                         help="tokens of a step where decodes must not wait (%(default)s)")
+    parser.add_argument("--tensor-parallel-size", type=int, default=1, metavar="RANKS",
+                        help="GPUs that share the model, or processes on a CPU (%(default)s)")
     parser.add_argument("--layers", type=int, default=28, help="layers of the model (%(default)s)")
     parser.add_argument("--requests", type=int, help="requests of the workload (256; on a CPU 4)")
     parser.add_argument("--longest", type=int,
@@ -310,20 +200,26 @@ def main(argv: list[str] | None = None) -> int:
         if getattr(args, name) is None:
             setattr(args, name, defaults[on_gpu])
     for name in ("block_size", "budget", "latency_budget", "layers", "requests", "longest",
-                 "tokens"):
+                 "tokens", "tensor_parallel_size"):
         whole_number("--" + name.replace("_", "-"), getattr(args, name), least=1)
     check_output(args.output)
+    ranks = args.tensor_parallel_size
     record = machine(
         "python -m paged bench workload" + (" --ablations" if args.ablations else "")
         + ("" if args.block_size == 16 else f" --block-size {args.block_size}")
+        + (f" --tensor-parallel-size {ranks}" if ranks > 1 else "")
         + ("" if args.kv_cache_dtype == "auto" else f" --kv-cache-dtype {args.kv_cache_dtype}"))
     dtype = torch.bfloat16 if on_gpu else torch.float32
-    loaded = random_model(replace(QWEN3_0_6B, num_layers=args.layers), device, dtype)
+    shapes = replace(QWEN3_0_6B, num_layers=args.layers)
+    model: Any = (
+        partial(random_model, shapes) if ranks > 1 else  # each rank draws its own part
+        random_model(shapes, device, dtype))
     record |= {
         "model": f"Qwen3-0.6B shapes, {args.layers} layers, random weights",
         "dtype": str(dtype)[6:], "longest": args.longest, "at_once_tokens": args.tokens,
         "block_size": args.block_size, "max_num_batched_tokens": args.budget,
-        "latency_budget": args.latency_budget, "kv_cache_dtype": args.kv_cache_dtype
+        "latency_budget": args.latency_budget, "tensor_parallel_size": ranks,
+        "kv_cache_dtype": args.kv_cache_dtype
     }
     prompts, params = workload(args.requests, min(100, (args.longest + 3) // 4), args.longest)
     record["input_tokens"] = sum(map(len, prompts))
@@ -331,9 +227,10 @@ def main(argv: list[str] | None = None) -> int:
 
     def engine(budget: int, **switched_off) -> LLM:
         start = time.perf_counter()
-        llm = LLM(loaded, block_size=args.block_size, max_num_batched_tokens=budget,
-                  max_model_len=max(4096, 2 * args.longest + 200),
-                  kv_cache_dtype=args.kv_cache_dtype, speedups=Speedups(**switched_off))
+        llm = LLM(model, args.device, dtype,
+                  block_size=args.block_size, max_num_batched_tokens=budget, max_model_len=max(
+                      4096, 2 * args.longest + 200), speedups=Speedups(**switched_off),
+                  tensor_parallel_size=ranks, kv_cache_dtype=args.kv_cache_dtype)
         record.setdefault("start_up_s", []).append(time.perf_counter() - start)
         record.setdefault("start_up_phases_s", []).append(llm.start_up)
         return llm
@@ -373,12 +270,12 @@ def main(argv: list[str] | None = None) -> int:
             for n, context in ((1, 128), (32, 256), (128, 700), (256, 700))
         ]
         done("step_split", splits, "\n".join(json.dumps(split) for split in splits))
-    del llm
+    llm.close()
     llm = engine(args.latency_budget)
     result = gaps_while_prompts_arrive(llm, prompt=2 * args.longest)
     done("gaps", result,
          f"longest {result['longest_ms']:.2f} ms, median {result['median_ms']:.2f} ms")
-    del llm
+    llm.close()
     if args.ablations:
         short = SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=min(128, args.tokens))
         record["ablations"] = {}
@@ -390,7 +287,7 @@ def main(argv: list[str] | None = None) -> int:
                     llm, 1, short.max_tokens)["tokens_per_s"]
             }
             record["ablations"][name] = entry
-            del llm
+            llm.close()
             done(
                 "ablations", record["ablations"],
                 f"{name}: {entry['tokens_per_s'][-1]:,.0f} tokens/s, one request "

@@ -7,7 +7,8 @@ number in a guessing game: how much lies at or above a pivot, for three pivots a
     largest ▁▁▂▂▃▃▄▄▅▅▆▆▇▇ smallest     a pass asks: how much down to │ ? three times
             └──── p of the sum │                    the level is between two of them
 
-A weight is exp((logit − largest) / temperature). Penalties are applied wherever logits are read.
+A weight is exp((logit − largest) / temperature). Rules and penalties are applied wherever logits
+are read.
 """
 
 from __future__ import annotations
@@ -16,37 +17,68 @@ import triton
 import triton.language as tl
 
 from paged.kernels.common import LOG2_E
-from paged.sampling import FREQUENCY, IN_PROMPT, PRESENCE, REPETITION, TEMPERATURE
+from paged.rules import BIAS, COUNT, FROM, IN_PROMPT, MOST_MARKS
+from paged.sampling import (
+    FREQUENCY,
+    HAS_HISTORY,
+    PRESENCE,
+    PROMPT,
+    REPETITION,
+    TEMPERATURE,
+    WORD_TOKENS,
+)
 
 ANY = tl.constexpr(2147483647)  # larger than any token id
-# Columns of what a seat asks for, and the bit of its history, as constants that kernels may read.
+# Where a seat keeps what it asks for, and the bit of its history, as constants kernels may read.
 _TEMPERATURE, _REPETITION = map(tl.constexpr, (TEMPERATURE, REPETITION))
-_PRESENCE, _FREQUENCY, _IN_PROMPT = map(tl.constexpr, (PRESENCE, FREQUENCY, IN_PROMPT))
+_PRESENCE, _FREQUENCY, _HAS_HISTORY = map(tl.constexpr, (PRESENCE, FREQUENCY, HAS_HISTORY))
+_BIAS, _FROM, _COUNT = map(tl.constexpr, (BIAS, FROM, COUNT))
+_IN_PROMPT, _MARKS, _PROMPT = map(tl.constexpr, (IN_PROMPT, MOST_MARKS, PROMPT))
+_FLOATS, _INTEGERS = tl.constexpr(HAS_HISTORY + 1), tl.constexpr(WORD_TOKENS + 1)
 
 
 @triton.jit
-def penalized(asks):
-    """Whether a seat has any penalty; `asks` points at its numbers."""
-    return ((tl.load(asks + _REPETITION) != 1) | (tl.load(asks + _PRESENCE) != 0)
-            | (tl.load(asks + _FREQUENCY) != 0))
+def seat_of(row, seat, floats_ptr, integers_ptr, history_ptr, marks_ptr, seq_lens_ptr, vocab_size):
+    """Where the numbers and integers, history and marks of a row's seat are, and its length."""
+    return (floats_ptr + seat * _FLOATS, integers_ptr + seat * _INTEGERS,
+            history_ptr + seat * vocab_size, marks_ptr + seat * 3 * _MARKS, seq_lens_ptr + row)
 
 
 @triton.jit
-def _penalize(x, asks, history, token, vocab_size):
-    """The logits x of some tokens after the penalties of a seat with this history."""
-    repetition = tl.load(asks + _REPETITION)
+def has_history(asks):
+    """Whether penalties or rules change the logits of a seat; `asks` points at its numbers."""
+    return tl.load(asks + _HAS_HISTORY) > 0
+
+
+@triton.jit
+def _amend(x, seat, token, vocab_size):
+    """The logits x of some tokens after the rules and the penalties of their seat."""
+    asks, integers, history, marks, length = seat
+    place = tl.load(length) - tl.load(integers + _PROMPT)
     seen = tl.load(history + token, mask=token < vocab_size, other=0).to(tl.int32)
-    count = (seen & (_IN_PROMPT - 1)).to(tl.float32)
-    x = tl.where(seen != 0, tl.where(x > 0, x / repetition, x * repetition), x)
-    return x - tl.load(asks + _FREQUENCY) * count - tl.load(asks + _PRESENCE) * (count > 0)
+    marked, number = seen < 0, seen & (_IN_PROMPT - 1)
+    bias = tl.load(marks + _BIAS * _MARKS + number, mask=marked, other=0)
+    first = tl.load(marks + _FROM * _MARKS + number, mask=marked, other=0)
+    count = tl.load(marks + _COUNT * _MARKS + number, mask=marked, other=0)
+    x = tl.where(marked, x + bias.to(tl.float32, bitcast=True), x)
+    x = tl.where(marked & (place < first), float("-inf"), x)
+    count = tl.where(marked, count, number)
+    repetition = tl.load(asks + _REPETITION)
+    repeated = tl.where(x > 0, x / repetition, x * repetition)
+    x = tl.where((count > 0) | ((seen & _IN_PROMPT) > 0), repeated, x)
+    return (x - tl.load(asks + _FREQUENCY) * count.to(tl.float32) - tl.load(asks + _PRESENCE) *
+            (count > 0))
 
 
 @triton.jit
-def logits_of(row, asks, history, token, vocab_size, PENALIZED: tl.constexpr):
-    """The logits of some tokens of a row, after the penalties of its seat, float32."""
+def logits_of(row, seat, token, vocab_size, AMENDED: tl.constexpr):
+    """The logits of some tokens of a row, after the rules and penalties of its seat, float32.
+
+    seat: as `seat_of` gives it.
+    """
     x = tl.load(row + token, mask=token < vocab_size, other=float("-inf")).to(tl.float32)
-    if PENALIZED:
-        x = _penalize(x, asks, history, token, vocab_size)
+    if AMENDED:
+        x = _amend(x, seat, token, vocab_size)
     return x
 
 
@@ -80,15 +112,15 @@ def _on_grid(x, more, SHIFT: tl.constexpr):
 
 
 @triton.jit
-def _level(row, asks, history, vocab_size, low, best, sharpness, target, COUNT: tl.constexpr,
-           LINES: tl.constexpr, COLUMNS: tl.constexpr, PENALIZED: tl.constexpr):
+def _level(row, seat, vocab_size, low, best, sharpness, target, COUNT: tl.constexpr,
+           LINES: tl.constexpr, COLUMNS: tl.constexpr, AMENDED: tl.constexpr):
     """The largest logit such that it and all above it hold at least `target`, of tokens with COUNT,
     else of weight relative to the best; `low`, if there is none. Between two neighbours on the grid
     of the logits' dtype there is nothing left to guess."""
-    # Trailing zeros of a float32 that was narrower, or of none if penalties have changed it.
+    # Trailing zeros of a float32 that was narrower, or of none if it was amended.
     narrow: tl.constexpr = row.dtype.element_ty.primitive_bitwidth == 16
     is_half: tl.constexpr = row.dtype.element_ty == tl.float16
-    SHIFT: tl.constexpr = 0 if PENALIZED or not narrow else 13 if is_half else 16
+    SHIFT: tl.constexpr = 0 if AMENDED or not narrow else 13 if is_half else 16
     low, high = _on_grid(low, 0, SHIFT), _on_grid(best, 1, SHIFT)  # all is below `high`
     after = _on_grid(low, 1, SHIFT)
     while after < high:
@@ -106,8 +138,8 @@ def _level(row, asks, history, vocab_size, low, best, sharpness, target, COUNT: 
         for start in range(0, vocab_size, LINES * COLUMNS):
             x = ahead.to(tl.float32)
             ahead = _asked_for(row, start + LINES * COLUMNS, vocab_size, LINES, COLUMNS)
-            if PENALIZED:
-                x = _penalize(x, asks, history, _tokens(start, LINES, COLUMNS), vocab_size)
+            if AMENDED:
+                x = _amend(x, seat, _tokens(start, LINES, COLUMNS), vocab_size)
             mass = tl.full([LINES, COLUMNS], 1.0, tl.float32)
             if not COUNT:
                 mass = tl.exp2((x - best) * sharpness)
@@ -127,14 +159,14 @@ def _level(row, asks, history, vocab_size, low, best, sharpness, target, COUNT: 
 
 
 @triton.jit
-def _above(row, asks, history, vocab_size, level, best, sharpness, LINES: tl.constexpr,
-           COLUMNS: tl.constexpr, PENALIZED: tl.constexpr):
+def _above(row, seat, vocab_size, level, best, sharpness, LINES: tl.constexpr,
+           COLUMNS: tl.constexpr, AMENDED: tl.constexpr):
     """How many tokens lie above a level, their weight, and how many lie at it."""
     count = tl.zeros([COLUMNS], tl.int32)
     ties = tl.zeros([COLUMNS], tl.int32)
     weight = tl.zeros([COLUMNS], tl.float32)
     for start in range(0, vocab_size, LINES * COLUMNS):
-        x = logits_of(row, asks, history, _tokens(start, LINES, COLUMNS), vocab_size, PENALIZED)
+        x = logits_of(row, seat, _tokens(start, LINES, COLUMNS), vocab_size, AMENDED)
         count += tl.sum((x > level).to(tl.int32), 0)
         ties += tl.sum((x == level).to(tl.int32), 0)
         weight += tl.sum(tl.where(x > level, tl.exp2((x - best) * sharpness), 0.0), 0)
@@ -142,17 +174,17 @@ def _above(row, asks, history, vocab_size, level, best, sharpness, LINES: tl.con
 
 
 @triton.jit
-def cut(row, asks, history, vocab_size, low, best, sharpness, top_k, top_p, LINES: tl.constexpr,
-        COLUMNS: tl.constexpr, PENALIZED: tl.constexpr):
+def cut(row, seat, vocab_size, low, best, sharpness, top_k, top_p, LINES: tl.constexpr,
+        COLUMNS: tl.constexpr, AMENDED: tl.constexpr):
     """The level of a row of which min-p leaves what lies from `low` up, and how many of the tokens
     at the level stay, ANY for all."""
     level, stay, ties = low, tl.full([], ANY, tl.int32), 0
     if top_k > 0:
-        level = _level(row, asks, history, vocab_size, low, best, sharpness, top_k.to(tl.float32),
-                       True, LINES, COLUMNS, PENALIZED)
+        level = _level(row, seat, vocab_size, low, best, sharpness, top_k.to(tl.float32), True,
+                       LINES, COLUMNS, AMENDED)
     if (top_k > 0) | (top_p < 1):
-        count, weight, ties = _above(row, asks, history, vocab_size, level, best, sharpness, LINES,
-                                     COLUMNS, PENALIZED)
+        count, weight, ties = _above(row, seat, vocab_size, level, best, sharpness, LINES, COLUMNS,
+                                     AMENDED)
         stay = ties
         if top_k > 0:
             stay = tl.minimum(ties, (top_k - count).to(tl.int32))
@@ -160,10 +192,10 @@ def cut(row, asks, history, vocab_size, low, best, sharpness, top_k, top_p, LINE
             # A share is reached when rounding alone keeps the sum from it.
             total = weight + stay.to(tl.float32) * tl.exp2((level - best) * sharpness)
             target, lower = top_p * (1 - 1e-6) * total, level
-            level = _level(row, asks, history, vocab_size, lower, best, sharpness, target, False,
-                           LINES, COLUMNS, PENALIZED)
-            count, weight, ties = _above(row, asks, history, vocab_size, level, best, sharpness,
-                                         LINES, COLUMNS, PENALIZED)
+            level = _level(row, seat, vocab_size, lower, best, sharpness, target, False, LINES,
+                           COLUMNS, AMENDED)
+            count, weight, ties = _above(row, seat, vocab_size, level, best, sharpness, LINES,
+                                         COLUMNS, AMENDED)
             missing = (target - weight) / tl.maximum(tl.exp2((level - best) * sharpness), 1e-38)
             needed = tl.maximum(tl.ceil(tl.minimum(missing, 1e9)), 1.0).to(tl.int32)
             stay = tl.minimum(needed, tl.where(level == lower, stay, ties))
@@ -179,17 +211,16 @@ def stays(x, level, stay, ties_before, AXIS: tl.constexpr):
 
 
 @triton.jit
-def weigh_what_stays(row, asks, history, tops, weights, ties_before, vocab_size, level, stay,
-                     sharpness, SLICES: tl.constexpr, SLICE: tl.constexpr, LINES: tl.constexpr,
-                     PENALIZED: tl.constexpr):
+def weigh_what_stays(row, seat, tops, weights, ties_before, vocab_size, level, stay, sharpness,
+                     SLICES: tl.constexpr, SLICE: tl.constexpr, LINES: tl.constexpr,
+                     AMENDED: tl.constexpr):
     """Replace the sums of a row's slices by those of the tokens that stay, and note in front of
     which slice how many tokens stand at the level."""
     before = 0
     for first in range(0, SLICES, LINES):  # LINES slices at once
         slice = first + tl.arange(0, LINES)
         real = slice < SLICES
-        x = logits_of(row, asks, history, _tokens(first * SLICE, LINES, SLICE), vocab_size,
-                      PENALIZED)
+        x = logits_of(row, seat, _tokens(first * SLICE, LINES, SLICE), vocab_size, AMENDED)
         top = tl.load(tops + slice, mask=real, other=0.0)
         weight = tl.exp2((x - tl.maximum(top, -3e38)[:, None]) * sharpness)
         if stay == ANY:

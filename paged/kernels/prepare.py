@@ -17,9 +17,10 @@ import triton.language as tl
 @triton.jit(do_not_specialize=["num_tokens", "num_rows", "table_width"])
 def _prepare_kernel(ids_ptr, seats_ptr, new_blocks_ptr, seq_lens_ptr, query_start_loc_ptr,
                     tables_ptr, tokens_ptr, embedding_ptr, x_ptr, squares_ptr, positions_ptr,
-                    slots_ptr, out_tables_ptr, num_tokens, num_rows, table_width,
-                    BLOCK_SIZE: tl.constexpr, WIDTH: tl.constexpr, PADDED_WIDTH: tl.constexpr,
-                    PADDED_ROWS: tl.constexpr, DECODE: tl.constexpr, BLOCKS: tl.constexpr):
+                    slots_ptr, out_tables_ptr, num_tokens, num_rows, table_width, first_token,
+                    num_embeddings, PART: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+                    WIDTH: tl.constexpr, PADDED_WIDTH: tl.constexpr, PADDED_ROWS: tl.constexpr,
+                    DECODE: tl.constexpr, BLOCKS: tl.constexpr):
     # Of two kinds of programs, the first take one token each: its slot, and its embedding.
     token = tl.program_id(0)
     if token < num_tokens:
@@ -45,8 +46,11 @@ def _prepare_kernel(ids_ptr, seats_ptr, new_blocks_ptr, seq_lens_ptr, query_star
         tl.store(slots_ptr + token, slot)
         tl.store(positions_ptr + token, position)
         column = tl.arange(0, PADDED_WIDTH)
-        x = tl.load(embedding_ptr + id.to(tl.int64) * WIDTH + column, mask=column < WIDTH,
-                    other=0.0)
+        here = column < WIDTH
+        if PART:
+            id = id - first_token
+            here = here & (id >= 0) & (id < num_embeddings)
+        x = tl.load(embedding_ptr + id.to(tl.int64) * WIDTH + column, mask=here, other=0.0)
         tl.store(x_ptr + token.to(tl.int64) * WIDTH + column, x, mask=column < WIDTH)
         tl.store(squares_ptr + token, tl.sum(x.to(tl.float32) * x.to(tl.float32), 0))
         return
@@ -67,8 +71,8 @@ def _prepare_kernel(ids_ptr, seats_ptr, new_blocks_ptr, seq_lens_ptr, query_star
 
 def prepare(ids: torch.Tensor, seats: torch.Tensor, new_blocks: torch.Tensor,
             seq_lens: torch.Tensor, query_start_loc: torch.Tensor, tables: torch.Tensor,
-            tokens: torch.Tensor, embedding: torch.Tensor,
-            block_size: int) -> tuple[torch.Tensor, ...]:
+            tokens: torch.Tensor, embedding: torch.Tensor, block_size: int,
+            first_token: int | None = None) -> tuple[torch.Tensor, ...]:
     """What the layers of a step start from; the plain implementation is `seats.prepare`.
 
     Args:
@@ -79,6 +83,8 @@ def prepare(ids: torch.Tensor, seats: torch.Tensor, new_blocks: torch.Tensor,
             requests are one a request.
         tables: [seats, width] block tables; tokens: [seats]; embedding: [vocab, hidden],
             contiguous.
+        first_token: of an embedding that holds a part of the vocabulary; the other tokens get
+            zeros.
 
     Returns the embeddings [tokens, hidden], the sums of their squares [tokens, 1], positions and
     slots [tokens], −1 for padding, and the requests' tables [requests, width], in which what lies
@@ -93,7 +99,8 @@ def prepare(ids: torch.Tensor, seats: torch.Tensor, new_blocks: torch.Tensor,
     _prepare_kernel[
         num_tokens + num_rows,
     ](ids, seats, new_blocks, seq_lens, query_start_loc, tables, tokens, embedding, x, squares,
-      positions, slots, out_tables, num_tokens, num_rows, tables.shape[1], BLOCK_SIZE=block_size,
-      WIDTH=hidden, PADDED_WIDTH=triton.next_power_of_2(hidden),
-      PADDED_ROWS=triton.next_power_of_2(num_rows), DECODE=num_tokens == num_rows, BLOCKS=256)
+      positions, slots, out_tables, num_tokens, num_rows, tables.shape[1], first_token or 0,
+      len(embedding), PART=first_token is not None, BLOCK_SIZE=block_size, WIDTH=hidden,
+      PADDED_WIDTH=triton.next_power_of_2(hidden), PADDED_ROWS=triton.next_power_of_2(num_rows),
+      DECODE=num_tokens == num_rows, BLOCKS=256)
     return x, squares, positions, slots, out_tables

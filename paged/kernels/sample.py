@@ -18,17 +18,21 @@ from paged.kernels.common import early_launch, start_early
 from paged.kernels.filter import (
     ANY,
     cut,
+    has_history,
     logits_of,
-    penalized,
+    seat_of,
     sharpness_of,
     stays,
     weigh_what_stays,
 )
-from paged.sampling import FREQUENCY, IN_PROMPT, MIN_P, PROMPT, SEED, TEMPERATURE, TOP_K, TOP_P
+from paged.rules import COUNT, DRAWN, ENDS_IN, FROM, IN_PROMPT, MOST_MARKS, MOST_WORD_TOKENS, TOKEN
+from paged.sampling import MIN_P, PROMPT, SEED, TEMPERATURE, TOP_K, TOP_P, WORD_TOKENS
 
 _TEMPERATURE, _TOP_P, _MIN_P = map(tl.constexpr, (TEMPERATURE, TOP_P, MIN_P))
 _SEED, _TOP_K, _PROMPT, _IN_PROMPT = map(tl.constexpr, (SEED, TOP_K, PROMPT, IN_PROMPT))
-_FLOATS, _INTEGERS = tl.constexpr(FREQUENCY + 1), tl.constexpr(PROMPT + 1)
+_FROM, _COUNT, _MARKS = map(tl.constexpr, (FROM, COUNT, MOST_MARKS))
+_TOKEN, _ENDS_IN, _DRAWN = map(tl.constexpr, (TOKEN, ENDS_IN, DRAWN))
+_WORD_TOKENS, _WORDS = map(tl.constexpr, (WORD_TOKENS, MOST_WORD_TOKENS))
 
 
 @triton.jit
@@ -43,22 +47,25 @@ def _weigh_slice(logits, top_ptr, bottom_ptr, index_ptr, weight_ptr, at, token, 
 
 
 @triton.jit
-def _weigh_kernel(logits_ptr, seats_ptr, floats_ptr, history_ptr, top_ptr, bottom_ptr, index_ptr,
-                  weight_ptr, vocab_size, SLICE: tl.constexpr, EARLY: tl.constexpr):
+def _weigh_kernel(logits_ptr, seats_ptr, seq_lens_ptr, floats_ptr, integers_ptr, history_ptr,
+                  marks_ptr, top_ptr, bottom_ptr, index_ptr, weight_ptr, vocab_size,
+                  SLICE: tl.constexpr, EARLY: tl.constexpr):
     # Of one slice of one row: its largest and smallest logit, where the largest stands, and the sum
     # of the weights relative to it.
     start_early(EARLY)
-    seat = tl.load(seats_ptr + tl.program_id(0)).to(tl.int64)
-    row = logits_ptr + tl.program_id(0).to(tl.int64) * vocab_size
-    asks, history = floats_ptr + seat * _FLOATS, history_ptr + seat * vocab_size
+    number = tl.program_id(0)
+    row = logits_ptr + number.to(tl.int64) * vocab_size
+    seat = seat_of(number,
+                   tl.load(seats_ptr + number).to(tl.int64), floats_ptr, integers_ptr, history_ptr,
+                   marks_ptr, seq_lens_ptr, vocab_size)
     token = tl.program_id(1) * SLICE + tl.arange(0, SLICE)
-    at = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
-    sharpness = sharpness_of(asks)
-    if penalized(asks):
-        logits = logits_of(row, asks, history, token, vocab_size, True)
+    at = number * tl.num_programs(1) + tl.program_id(1)
+    sharpness = sharpness_of(seat[0])
+    if has_history(seat[0]):
+        logits = logits_of(row, seat, token, vocab_size, True)
         _weigh_slice(logits, top_ptr, bottom_ptr, index_ptr, weight_ptr, at, token, sharpness)
     else:
-        logits = logits_of(row, asks, history, token, vocab_size, False)
+        logits = logits_of(row, seat, token, vocab_size, False)
         _weigh_slice(logits, top_ptr, bottom_ptr, index_ptr, weight_ptr, at, token, sharpness)
 
 
@@ -72,27 +79,28 @@ def _best(top_ptr, at, inside):
 
 
 @triton.jit
-def _cut_row(row, asks, history, tops, weights, ties_before, vocab_size, low, best, sharpness,
-             top_k, top_p, SLICES: tl.constexpr, SLICE: tl.constexpr, LINES: tl.constexpr,
-             COLUMNS: tl.constexpr, PENALIZED: tl.constexpr):
-    level, stay = cut(row, asks, history, vocab_size, low, best, sharpness, top_k, top_p, LINES,
-                      COLUMNS, PENALIZED)
-    weigh_what_stays(row, asks, history, tops, weights, ties_before, vocab_size, level, stay,
-                     sharpness, SLICES, SLICE, LINES, PENALIZED)
+def _cut_row(row, seat, tops, weights, ties_before, vocab_size, low, best, sharpness, top_k, top_p,
+             SLICES: tl.constexpr, SLICE: tl.constexpr, LINES: tl.constexpr, COLUMNS: tl.constexpr,
+             AMENDED: tl.constexpr):
+    level, stay = cut(row, seat, vocab_size, low, best, sharpness, top_k, top_p, LINES, COLUMNS,
+                      AMENDED)
+    weigh_what_stays(row, seat, tops, weights, ties_before, vocab_size, level, stay, sharpness,
+                     SLICES, SLICE, LINES, AMENDED)
     return level, stay
 
 
 @triton.jit
-def _cut_kernel(logits_ptr, seats_ptr, floats_ptr, integers_ptr, history_ptr, top_ptr, bottom_ptr,
-                weight_ptr, ties_ptr, level_ptr, stay_ptr, vocab_size, SLICES: tl.constexpr,
-                PADDED: tl.constexpr, SLICE: tl.constexpr, LINES: tl.constexpr,
-                COLUMNS: tl.constexpr, EARLY: tl.constexpr):
+def _cut_kernel(logits_ptr, seats_ptr, seq_lens_ptr, floats_ptr, integers_ptr, history_ptr,
+                marks_ptr, top_ptr, bottom_ptr, weight_ptr, ties_ptr, level_ptr, stay_ptr,
+                vocab_size, SLICES: tl.constexpr, PADDED: tl.constexpr, SLICE: tl.constexpr,
+                LINES: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr):
     start_early(EARLY)
     number = tl.program_id(0)
-    seat = tl.load(seats_ptr + number).to(tl.int64)
     row = logits_ptr + number.to(tl.int64) * vocab_size
-    asks, history = floats_ptr + seat * _FLOATS, history_ptr + seat * vocab_size
-    top_k = tl.load(integers_ptr + seat * _INTEGERS + _TOP_K)
+    seat = seat_of(number,
+                   tl.load(seats_ptr + number).to(tl.int64), floats_ptr, integers_ptr, history_ptr,
+                   marks_ptr, seq_lens_ptr, vocab_size)
+    asks, top_k = seat[0], tl.load(seat[1] + _TOP_K)
     top_p, min_p = tl.load(asks + _TOP_P), tl.load(asks + _MIN_P)
     filtered = ((top_k > 0) & (top_k < vocab_size)) | (min_p > 0) | (top_p < 1)
     tl.store(level_ptr + number, float("-inf"))
@@ -109,12 +117,12 @@ def _cut_kernel(logits_ptr, seats_ptr, floats_ptr, integers_ptr, history_ptr, to
         low = tl.maximum(low, best + tl.log2(min_p) / sharpness)
     tops, weights = top_ptr + number * SLICES, weight_ptr + number * SLICES
     ties_before = ties_ptr + number * SLICES
-    if penalized(asks):
-        level, stay = _cut_row(row, asks, history, tops, weights, ties_before, vocab_size, low,
-                               best, sharpness, top_k, top_p, SLICES, SLICE, LINES, COLUMNS, True)
+    if has_history(asks):
+        level, stay = _cut_row(row, seat, tops, weights, ties_before, vocab_size, low, best,
+                               sharpness, top_k, top_p, SLICES, SLICE, LINES, COLUMNS, True)
     else:
-        level, stay = _cut_row(row, asks, history, tops, weights, ties_before, vocab_size, low,
-                               best, sharpness, top_k, top_p, SLICES, SLICE, LINES, COLUMNS, False)
+        level, stay = _cut_row(row, seat, tops, weights, ties_before, vocab_size, low, best,
+                               sharpness, top_k, top_p, SLICES, SLICE, LINES, COLUMNS, False)
     tl.store(level_ptr + number, level)
     tl.store(stay_ptr + number, stay)
 
@@ -147,14 +155,17 @@ def _first_above(weight, threshold, place):
 
 @triton.jit
 def _draw_kernel(logits_ptr, seats_ptr, seq_lens_ptr, samples_ptr, floats_ptr, integers_ptr,
-                 history_ptr, top_ptr, index_ptr, weight_ptr, ties_ptr, level_ptr, stay_ptr,
-                 tokens_ptr, out_ptr, turn_ptr, vocab_size, out_width, SLICES: tl.constexpr,
-                 PADDED: tl.constexpr, SLICE: tl.constexpr, EARLY: tl.constexpr):
+                 history_ptr, marks_ptr, words_ptr, top_ptr, index_ptr, weight_ptr, ties_ptr,
+                 level_ptr, stay_ptr, tokens_ptr, out_ptr, turn_ptr, vocab_size, out_width,
+                 SLICES: tl.constexpr, PADDED: tl.constexpr, SLICE: tl.constexpr,
+                 EARLY: tl.constexpr):
     start_early(EARLY)
     number = tl.program_id(0)
-    seat = tl.load(seats_ptr + number).to(tl.int64)
     row = logits_ptr + number.to(tl.int64) * vocab_size
-    asks, history = floats_ptr + seat * _FLOATS, history_ptr + seat * vocab_size
+    at_seat = tl.load(seats_ptr + number).to(tl.int64)
+    seat = seat_of(number, at_seat, floats_ptr, integers_ptr, history_ptr, marks_ptr, seq_lens_ptr,
+                   vocab_size)
+    asks, integers = seat[0], seat[1]
     part = tl.arange(0, PADDED)
     at, inside = number * SLICES + part, part < SLICES
     tops, best, broken = _best(top_ptr, at, inside)
@@ -165,16 +176,15 @@ def _draw_kernel(logits_ptr, seats_ptr, seq_lens_ptr, samples_ptr, floats_ptr, i
         weights = tl.load(weight_ptr + at, mask=inside, other=0.0)
         weights = tl.where(inside & (tops > float("-inf")),
                            weights * tl.exp2((tops - best) * sharpness), 0.0)
-        integers = integers_ptr + seat * _INTEGERS
         place = tl.load(seq_lens_ptr + number) - tl.load(integers + _PROMPT)
         threshold = _uniform(tl.load(integers + _SEED), place) * tl.sum(weights, 0)
         slice = _first_above(weights, threshold, part)
         threshold -= tl.sum(tl.where(part < slice, weights, 0.0), 0)
         token = slice * SLICE + tl.arange(0, SLICE)
-        if penalized(asks):
-            logits = logits_of(row, asks, history, token, vocab_size, True)
+        if has_history(asks):
+            logits = logits_of(row, seat, token, vocab_size, True)
         else:
-            logits = logits_of(row, asks, history, token, vocab_size, False)
+            logits = logits_of(row, seat, token, vocab_size, False)
         weight = tl.exp2((logits - best) * sharpness)
         level = tl.load(level_ptr + number)
         if level > float("-inf"):
@@ -187,11 +197,36 @@ def _draw_kernel(logits_ptr, seats_ptr, seq_lens_ptr, samples_ptr, floats_ptr, i
         chosen = _first_above(weight, threshold, token)
     tl.store(out_ptr + tl.load(turn_ptr) * out_width + number, tl.where(broken, -1, chosen))
     if (tl.load(samples_ptr + number) > 0) & (broken == 0):  # else: in the middle of a prompt
-        tl.store(tokens_ptr + seat, chosen)
-        if penalized(asks):
-            seen = tl.load(history + chosen)
-            more = (seen & (_IN_PROMPT - 1)) < _IN_PROMPT - 1
-            tl.store(history + chosen, tl.where(more, seen + 1, seen))
+        tl.store(tokens_ptr + at_seat, chosen)
+        if has_history(asks):
+            _remember(seat, words_ptr + at_seat * 3 * _WORDS, chosen)
+
+
+@triton.jit
+def _remember(seat, words, chosen):
+    """Enter a token into history, marks and words of its seat."""
+    asks, integers, history, marks, length = seat
+    seen = tl.load(history + chosen).to(tl.int32)
+    number = seen & (_IN_PROMPT - 1)
+    if seen < 0:
+        count = marks + _COUNT * _MARKS + number
+        tl.store(count, tl.load(count) + 1)
+    elif number < _IN_PROMPT - 1:
+        tl.store(history + chosen, (seen + 1).to(tl.int16))
+    num_words = tl.load(integers + _WORD_TOKENS)
+    if num_words > 0:
+        column = tl.arange(0, _WORDS)
+        real = column < num_words
+        token = tl.load(words + _TOKEN * _WORDS + column, mask=real, other=0)
+        before = tl.load(words + _DRAWN * _WORDS + column - 1, mask=real & (column > 0), other=0)
+        now = real & ((token == ~chosen) | ((token == chosen) & (before > 0)))
+        tl.debug_barrier()  # all have read what others overwrite
+        tl.store(words + _DRAWN * _WORDS + column, now.to(tl.int32), mask=real)
+        ends = tl.load(words + _ENDS_IN * _WORDS + column, mask=now, other=0)
+        first = marks + _FROM * _MARKS + ends  # mark 0, of no word, is never anyway
+        after_next = tl.load(length) - tl.load(integers + _PROMPT) + 2
+        now = now & (tl.load(first, mask=now, other=0) < after_next)
+        tl.store(first, after_next.to(tl.int32), mask=now)
 
 
 def sample(logits: torch.Tensor, seats: torch.Tensor, seq_lens: torch.Tensor, samples: torch.Tensor,
@@ -203,7 +238,8 @@ def sample(logits: torch.Tensor, seats: torch.Tensor, seq_lens: torch.Tensor, sa
             −infinity, gives −1.
         seats, seq_lens: [rows]; the seat of each row, and the length of its context.
         samples: [rows], 0 for a row whose token does not count.
-        state: the `seats.Seats`; the token goes to its tokens[seat] and into its history.
+        state: the `seats.Seats`; the token goes to its tokens[seat] and into its history, marks and
+            words.
         out: [turns, at least rows], the token goes to out[turn, row]; turn: [1], on the GPU.
     """
     num_rows, vocab_size = logits.shape
@@ -216,15 +252,15 @@ def sample(logits: torch.Tensor, seats: torch.Tensor, seq_lens: torch.Tensor, sa
     stay = torch.empty(num_rows, dtype=torch.int32, device=logits.device)
     shape = {"SLICES": slices, "PADDED": triton.next_power_of_2(slices), "SLICE": slice_size}
     early = early_launch(logits.device)
-    floats, integers, history = state.floats, state.integers, state.history
-    _weigh_kernel[num_rows, slices](logits, seats, floats, history, top, bottom, index, weight,
+    kept = state.floats, state.integers, state.history, state.marks
+    _weigh_kernel[num_rows, slices](logits, seats, seq_lens, *kept, top, bottom, index, weight,
                                     vocab_size, SLICE=slice_size, **early)
     # As many columns as 16 warps load at once, 8 a thread.
     _cut_kernel[
         num_rows,
-    ](logits, seats, floats, integers, history, top, bottom, weight, ties, level, stay, vocab_size,
-      LINES=4, COLUMNS=slice_size, num_warps=16, **shape, **early)
+    ](logits, seats, seq_lens, *kept, top, bottom, weight, ties, level, stay, vocab_size, LINES=4,
+      COLUMNS=slice_size, num_warps=16, **shape, **early)
     _draw_kernel[
         num_rows,
-    ](logits, seats, seq_lens, samples, floats, integers, history, top, index, weight, ties, level,
-      stay, state.tokens, out, turn, vocab_size, out.shape[1], **shape, **early)
+    ](logits, seats, seq_lens, samples, *kept, state.words, top, index, weight, ties, level, stay,
+      state.tokens, out, turn, vocab_size, out.shape[1], **shape, **early)

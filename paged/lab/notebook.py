@@ -21,7 +21,6 @@ import inspect
 import itertools
 import json
 import textwrap
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
@@ -29,56 +28,28 @@ from pathlib import Path
 
 from IPython.display import HTML, Markdown, display
 
-from paged.lab.colors import COLORS
+from paged.lab.colors import COLORS, DARK
+from paged.lab.plots import number_of, palette, plot, style
 
-_INK = "#5f6b78"  # Text and axes of plots: readable on white as on near black.
+__all__ = ["COLORS", "DARK", "check", "explorer", "plot", "record", "source", "style", "table"]
 
-
-def style() -> None:
-    """Make matplotlib draw for this book: SVG, no background, the colours above in their order."""
-    import matplotlib
-    from cycler import cycler
-    from matplotlib_inline.backend_inline import set_matplotlib_formats
-
-    set_matplotlib_formats("svg")
-    matplotlib.rcParams.update({
-        "figure.figsize": (6.6, 3.3),
-        "figure.facecolor": "none",
-        "axes.facecolor": "none",
-        "figure.constrained_layout.use": True,
-        "svg.hashsalt": "paged",
-        "font.size": 10.5,
-        "text.color": _INK,
-        "axes.labelcolor": _INK,
-        "axes.edgecolor": _INK,
-        "axes.titlecolor": _INK,
-        "xtick.color": _INK,
-        "ytick.color": _INK,
-        "axes.titlesize": 11.5,
-        "axes.titlelocation": "left",
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.axisbelow": True,
-        "axes.grid": True,
-        "axes.grid.axis": "y",
-        "grid.color": COLORS["free"],
-        "grid.alpha": 0.3,
-        "lines.linewidth": 2,
-        "legend.frameon": False,
-        "axes.prop_cycle": cycler(color=[COLORS[name] for name in COLORS if name != "free"]),
-    })
+OPEN = 24  # lines of a listing that stands on the page unfolded
 
 
 def source(*objects: Callable) -> None:
     """Show the source of functions, methods or classes of the package, each with the file it stands
-    in."""
+    in; one of more than `OPEN` lines is folded."""
     for thing in objects:
         function = inspect.unwrap(getattr(
             thing, "fn", thing))  # Triton wraps its kernels, PyTorch its decorated ones.
         lines, start = inspect.getsourcelines(function)
         path = Path(inspect.getfile(function)).relative_to(Path(__file__).parents[2])
-        code = textwrap.dedent("".join(lines)).rstrip()
-        display(Markdown(f"`{path.as_posix()}`, from line {start}:\n\n```python\n{code}\n```"))
+        code = f"```python\n{textwrap.dedent(''.join(lines)).rstrip()}\n```"
+        if len(lines) > OPEN:
+            name = getattr(function, "__qualname__", path.stem)
+            code = (f'<details class="listing"><summary><code>{name}</code>, {len(lines)} lines'
+                    f"</summary>\n\n{code}\n\n</details>")
+        display(Markdown(f"`{path.as_posix()}`, from line {start}:\n\n{code}"))
 
 
 def check(name: str, got, want, atol: float = 1e-5) -> None:
@@ -132,21 +103,18 @@ def record(name: str) -> dict:
     raise FileNotFoundError(f"no record {name!r}; there are {', '.join(names) or 'none'}")
 
 
-_figures = itertools.count(1)
-
-
-def _figure(kind: str, title: str, data: dict) -> None:
+def interactive(kind: str, title: str, data: dict) -> None:
     """Show lab/figures/<kind>.js over this data; the script there defines `figure(root, data)`."""
     css, common, script = ((files("paged.lab") / "figures" / name).read_text(encoding="utf-8")
                            for name in ("figures.css", "common.js", f"{kind}.js"))
-    palette = "".join(f"--{name}:{color};" for name, color in COLORS.items())
-    payload = json.dumps({"title": title, **data}, separators=(",", ":")).replace("<", "\\u003c")
-    # Unique in the page, and the same in every build.
-    root = f"paged-{kind}-{next(_figures)}-{zlib.crc32(payload.encode()):08x}"
+    number = number_of(title)
+    payload = json.dumps({"title": title, "number": number, **data}, separators=(",", ":"))
+    payload = payload.replace("<", "\\u003c")
+    root = f"figure-{number}"
     display(
         HTML(f"""<div class="paged-figure" id="{root}" role="group" aria-label="{escape(title)}">
 <noscript>This figure needs JavaScript.</noscript></div>
-<style>.paged-figure{{{palette}}}
+<style>.paged-figure{{{palette()}}}
 {css}</style>
 <script>(function () {{
 {common}{script}
@@ -155,7 +123,8 @@ figure(document.getElementById("{root}"), {payload});
 
 
 def explorer(title: str, compute: Callable[..., Mapping[str, Mapping[str, float]]],
-             controls: Mapping[str, Sequence[float]], series: Mapping[str, str], unit: str) -> None:
+             controls: Mapping[str, Sequence[float]], series: Mapping[str, str], unit: str,
+             limit: tuple[str, Callable[..., float]] | None = None) -> None:
     """Show stacked bars under sliders; everything is computed now, so that the page needs no
     kernel.
 
@@ -166,62 +135,19 @@ def explorer(title: str, compute: Callable[..., Mapping[str, Mapping[str, float]
         series: key of COLORS -> what it stands for, from the left of a bar to its right. The first
             is the useful one: its share of the bar is printed beside it.
         unit: of the amounts.
+        limit: what a dashed line across the bars stands for, and its amount for one value of each
+            control.
     """
     results = [compute(*values) for values in itertools.product(*controls.values())]
     bars = list(results[0])
     amounts = [[[result[bar].get(key, 0) for key in series] for bar in bars] for result in results]
-    _figure(
+    interactive(
         "explorer", title, {
             "controls": [{"label": label, "values": list(values)}
-                         for label, values in controls.items()], "series": [
-                             {"color": key, "label": label} for key, label in series.items()
-                         ], "bars": bars, "amounts": amounts, "unit": unit
-        })
-
-
-class Film:
-    """A step-through of a block pool: frames are taken while the pool works, and played in the
-    page.
-
-    Args:
-        pool: a BlockPool made with a Trace of its own: its events name the blocks that each frame
-            highlights.
-        block_size: tokens a block.
-    """
-
-    def __init__(self, pool, block_size: int):
-        self.pool, self.block_size = pool, block_size
-        self.frames: list[dict] = []
-        self._seen = len(pool.trace.events)
-        self._contents: list[list[str]] = [[] for _ in range(pool.num_blocks)]
-
-    def shot(self, text: str, **requests: tuple[Sequence[int], Sequence[str]]) -> None:
-        """Take a frame: what happened, and for each request its block table and its tokens as
-        text."""
-        events = self.pool.trace.events[self._seen:]
-        self._seen += len(events)
-        for event in events:
-            if event["event"] == "KV_BLOCK_ALLOCATE":
-                self._contents[event["block"]] = []
-        for blocks, tokens in requests.values():
-            for index, block in enumerate(blocks):
-                first = index * self.block_size
-                self._contents[block] = list(
-                    tokens[first:first + self.block_size]) or self._contents[block]
-        self.frames.append({
-            "text": text, "events": [
-                "  ".join([event["event"]] + [
-                    f"{key}={value}" for key, value in event.items() if key not in ("step", "event")
-                ]) for event in events
-            ], "touched": sorted({event["block"]
-                                  for event in events if "block" in event}),
-            "ref_cnt": list(self.pool.ref_cnt), "queue": self.pool.free_queue(),
-            "contents": [list(tokens) for tokens in self._contents], "requests": {
-                name: {"blocks": list(blocks), "tokens": len(tokens)}
-                for name, (blocks, tokens) in requests.items()
+                         for label, values in controls.items()],
+            "series": [{"color": key, "label": label} for key, label in series.items()],
+            "bars": bars, "amounts": amounts, "unit": unit, "limit": limit and {
+                "label": limit[0],
+                "amounts": [limit[1](*values) for values in itertools.product(*controls.values())]
             }
         })
-
-    def play(self, title: str) -> None:
-        """Show the frames, with buttons, a slider and the arrow keys to step through them."""
-        _figure("player", title, {"block_size": self.block_size, "frames": self.frames})

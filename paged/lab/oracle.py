@@ -155,6 +155,17 @@ class OracleRunner:
                     f"{request} reads position {position} of {list(context)}: "
                     + _written_under(row))
 
+    def check_names(self) -> None:
+        """Raise AssertionError unless every block that the prefix cache would give away holds what
+        it is found under; run between steps."""
+        cache, size = self.engine.prefix_cache, self.block_size
+        for block, (salt, tokens) in (cache.contents() if cache else {}).items():
+            for offset in range(size):
+                row = self.rows[block * size + offset]
+                assert row == (salt, tokens[:len(tokens) - size + offset + 1]), (
+                    f"block {block} is found as {list(tokens)}, and in its row {offset} "
+                    + _written_under(row))
+
     def _slot(self, table: Sequence[int], position: int) -> int:
         return table[position // self.block_size] * self.block_size + position % self.block_size
 

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from paged.models.config import ModelConfig
 from paged.models.rotary import rotary_frequencies
+from paged.parallel.shard import Part
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # (layer, q, k, v) -> out, shaped like q
 
@@ -53,6 +54,12 @@ class Linear(nn.Module):
         ):
             self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, None)
             self.register_parameter("weight", None)
+
+    def unpack(self) -> None:
+        """Back to the row-major weight, which the fused kernels read."""
+        if self.packed is not None:
+            self.weight = nn.Parameter(self.packed.to_dense(), requires_grad=False)
+            self.packed = None
 
     def forward(self, x: Tensor) -> Tensor:
         if self.packed is not None:
@@ -119,15 +126,37 @@ class PlainOperations:
         return x + layer.down(hidden)
 
 
+class SummedOperations(PlainOperations):
+    """Those of a rank that holds a part of the model: its output and down are summands.
+
+    sum: adds a tensor up over the ranks, in place (`parallel.sums`).
+    """
+
+    def __init__(self, *args, sum: Callable[[Tensor], Tensor]):
+        super().__init__(*args)
+        self.sum = sum
+
+    def output(self, layer, mixed, x):
+        return x + self.sum(layer.out(mixed.flatten(1)))
+
+    def down(self, layer, hidden, x):
+        return x + self.sum(layer.down(hidden))
+
+
 class Decoder(nn.Module):
-    """The whole model. Weights are allocated here and filled by the loader or by random_decoder."""
+    """The whole model, or the part of it that a rank holds. Weights are allocated here and filled
+    by the loader or by random_decoder.
+
+    config: the shape of what is held, `part.config` for a part.
+    """
 
     layers: Sequence[Layer]
     frequencies: Tensor
 
-    def __init__(self, config: ModelConfig, device="cpu", dtype=torch.float32) -> None:
+    def __init__(self, config: ModelConfig, device="cpu", dtype=torch.float32,
+                 part: Part | None = None) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.part = config, part
         self.embedding = _weight(config.vocab_size, config.hidden_size, device=device, dtype=dtype)
         layers = nn.ModuleList(Layer(config, i, device, dtype) for i in range(config.num_layers))
         self.layers = cast("Sequence[Layer]", layers)
@@ -237,17 +266,26 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(wide * cos, wide.roll(x.shape[-1] // 2, -1), sin).to(x.dtype)
 
 
-def random_decoder(config: ModelConfig, seed: int = 0, device="cpu",
-                   dtype=torch.float32) -> Decoder:
-    """A decoder with random weights, the same ones for a seed on every device. For tests and
-    measurements."""
-    decoder = Decoder(config, device, dtype)
+def random_decoder(config: ModelConfig, seed: int = 0, device="cpu", dtype=torch.float32,
+                   part: Part | None = None) -> Decoder:
+    """A decoder with random weights, the same ones for a seed on every device, and in every part of
+    it. For tests and measurements."""
+    whole = Decoder(config, "meta", dtype).checkpoint_tensors()
+    decoder = Decoder(config if part is None else part.config, device, dtype, part)
     generator = torch.Generator().manual_seed(seed)
     for name, place in decoder.checkpoint_tensors().items():
-        values = torch.randn(place.shape, generator=generator)
-        place.copy_(1 + 0.1 * values if name.endswith("norm.weight") else values
-                    / math.sqrt(place.shape[-1]))
+        values = torch.randn(whole[name].shape, generator=generator)
+        values = (1 + 0.1 * values if name.endswith("norm.weight") else values
+                  / math.sqrt(values.shape[-1]))
+        put(place, values if part is None else values[part.cut(name)])
     return decoder.pack()
+
+
+def put(place: Tensor, values: Tensor) -> None:
+    """Copy a checkpoint's tensor, or what a part has of it, to its place; missing rows are
+    zeros."""
+    place[:len(values)].copy_(values)
+    place[len(values):].zero_()
 
 
 def _weight(*shape: int, device, dtype) -> nn.Parameter:

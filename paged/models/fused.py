@@ -15,7 +15,8 @@ lies between them; for few tokens all of that rides along with products of our o
     gate_up     product, then silu_mul with the scale    product, with SiLU and the scale
     down        product, onto x                          product, with the residual
 
-K and V are in the cache when qkv returns. Tests hold both sets to `decoder.PlainOperations`.
+K and V are in the cache when qkv returns. Tests hold both sets to `decoder.PlainOperations`. A rank
+that holds a part of the model has SummedProducts, the library's with a sum over ranks behind two.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from paged.kernels.products import product, qkv_product
 from paged.kv_cache import PagedKVCache
 from paged.models.config import ModelConfig
 from paged.models.decoder import Decoder, Linear, rms_norm
+from paged.parallel.sums import Sums
 from paged.seats import Prepared
 
 Attend = Callable[[int, Tensor], Tensor]  # (layer, q) -> out; K and V are in the cache already
@@ -65,11 +67,13 @@ class FusedModel:
         max_positions: positions that the rotary table covers.
         narrow: up to so many tokens go through our products rather than the library's; None asks
             `most_tokens`.
+        sums: those of a rank that holds a part of the model. Between its products and the residual
+            stands a sum, which ours could not carry along: all go through the library.
     """
 
     def __init__(self, decoder: Decoder, kv: PagedKVCache, max_positions: int,
-                 narrow: int | None = None):
-        self.decoder, self.kv, self.config = decoder, kv, decoder.config
+                 narrow: int | None = None, sums: Sums | None = None):
+        self.decoder, self.kv, self.config, self.sums = decoder, kv, decoder.config, sums
         dtype = decoder.embedding.dtype
         self.narrow = (most_tokens(decoder.config, dtype, device_properties(kv.data.device))
                        if narrow is None else narrow)
@@ -81,7 +85,8 @@ class FusedModel:
 
     def operations(self, step: Prepared, attend: Attend):
         """The operations for the tokens of one step."""
-        products = OurProducts if len(step.x) <= self.narrow else LibraryProducts
+        products = (SummedProducts if self.sums is not None else
+                    OurProducts if len(step.x) <= self.narrow else LibraryProducts)
         return products(self, step, attend)
 
     def logits(self, x: Tensor, out: Tensor | None = None) -> Tensor:
@@ -133,10 +138,25 @@ class LibraryProducts(_Fused):
     def down(self, layer, hidden, x):
         return self._added(x, hidden, layer.down)
 
-    @staticmethod
-    def _added(x: Tensor, hidden: Tensor, linear: Linear) -> Tensor:
+    def _added(self, x: Tensor, hidden: Tensor, linear: Linear) -> Tensor:
         x.addmm_(hidden, linear.weight.t())
         return x if linear.bias is None else x.add_(linear.bias)
+
+
+class SummedProducts(LibraryProducts):
+    """The library's, where a rank's product is a summand: to that of rank 0 residual and bias are
+    added, to the others nothing, and the sum is the new x of all."""
+
+    def _added(self, x, hidden, linear):
+        sums = self.model.sums
+        summand = sums.place(x)
+        if sums.part.rank:
+            torch.mm(hidden, linear.weight.t(), out=summand)
+        else:
+            torch.addmm(x, hidden, linear.weight.t(), out=summand)
+            if linear.bias is not None:
+                summand.add_(linear.bias)
+        return sums.total(summand, x)
 
 
 class OurProducts(_Fused):
@@ -170,6 +190,9 @@ def absorb_norms(decoder: Decoder) -> None:
     The final norm stays: the matrix behind it may be the embedding too. Doing it twice changes
     nothing.
     """
+    for module in decoder.modules():
+        if isinstance(module, Linear):
+            module.unpack()
     for layer in decoder.layers:
         for norm, matrix in ((layer.attention_norm, layer.qkv.weight), (layer.mlp_norm,
                                                                         layer.gate_up.weight)):

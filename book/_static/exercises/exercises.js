@@ -1,7 +1,7 @@
 // The exercise pages: run an answer in a worker, show what came, remember answers and progress in this browser.
 
 (() => {
-  const { exercises, runner, worker: workerSource, files, cdn, local, limit } = window.PRACTICE;
+  const { exercises, parts, runner, worker: workerSource, files, cdn, local, limit } = window.PRACTICE;
   const here = new URL(".", document.currentScript.src);
   const TOO_LONG = `no end after ${limit} seconds: an endless loop, or far too slow`;
 
@@ -30,6 +30,14 @@
       edit(all);
       try { localStorage.setItem(KEY, JSON.stringify(all)); return true; } catch { return false; }
     },
+  };
+
+  // The next exercise that is not solved: of the same part of the book, later ones first; else of the others.
+  const following = (name) => {
+    const names = Object.keys(exercises), { solved } = store.read();
+    const here = names.indexOf(name);
+    const open = [...names.slice(here + 1), ...names.slice(0, here)].filter((other) => !solved[other]);
+    return open.find((other) => parts[other] === parts[name]) ?? open[0];
   };
 
   // --------------------------------------------------------------------------------------------- worker
@@ -99,6 +107,8 @@
         onRun: () => this.run(),
         onChange: (text) => this.save(text),
       });
+      const task = document.querySelector(".practice-task");
+      for (const [key, value] of [["tabindex", 0], ["role", "region"], ["aria-label", "Statement"]]) task?.setAttribute(key, value);
       if (store.read().solved[this.job.name]) this.say("Solved before. Your answer is as you left it.");
       const details = [...document.querySelectorAll(".bd-article details, article details")];
       details.filter((found) => found.querySelector(".practice-hint")).forEach((found, index) => {
@@ -145,7 +155,10 @@
       } catch (error) {
         python.stop();
         const began = run.case !== null || run.call;
-        this.interrupted(run, `${began ? "the answer crashed Python" : "Python could not be loaded"}: ${error.message}`);
+        const how = !began && location.protocol === "file:" ? ". A page opened from a file gets Python from the network. "
+          + "Without a network, serve the pages: python -m http.server in their folder, then open http://localhost:8000" : "";
+        this.interrupted(run,
+          `${began ? "the answer crashed Python" : "Python could not be loaded"}: ${error.message}${how}`);
       }
       clearTimeout(timer);
       this.running = null;
@@ -196,8 +209,7 @@
     solved() {
       store.change((all) => { all.solved[this.job.name] ??= new Date().toISOString().slice(0, 10); });
       const why = document.querySelector(".practice-explanation");
-      const names = Object.keys(exercises);
-      const next = names[names.indexOf(this.job.name) + 1];
+      const next = following(this.job.name);
       this.results.prepend(element("div", { class: "success" }, element("p", {}, element("strong", {}, "Solved.")),
         why ? [...why.cloneNode(true).childNodes] : null,
         next && element("p", {}, "Next: ", element("a", { href: `${next}.html` }, exercises[next]))));

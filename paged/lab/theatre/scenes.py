@@ -80,6 +80,14 @@ SCENES = {
                "One token a step: most steps need no block, and now and then one does.",
                Arrival(0, "A", "The opposite of hot is", _greedy(9))),
         _scene(
+            "block-life", "The life of a block",
+            "Blocks are handed out, filled, shared, copied, freed, and handed out again.",
+            Arrival(0, "X", "We hold these truths to be self-evident, that", _greedy(3)),
+            Arrival(1, "A", "Four score and seven years",
+                    SamplingParams(n=2, max_tokens=5, temperature=0.7, seed=3, ignore_eos=True)),
+            Arrival(5, "C", "To be or not to be, that is the", _greedy(
+                2)), enable_prefix_caching=False),
+        _scene(
             "shared-prefix", "Shared prefix",
             "B begins like A. Their common blocks are held twice, and computed once.",
             Arrival(0, "A", _TOWNS + "Madrid is in", _greedy(4)),

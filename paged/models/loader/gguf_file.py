@@ -4,7 +4,6 @@ names."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 
 from paged.models.config import ModelConfig
+from paged.models.loader.weight_files import Readers, Stored
 
 _NAMES = {
     "token_embd": "model.embed_tokens",
@@ -55,14 +55,15 @@ class GGUFFile:
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
         self.names = set(self._tensors)
 
-    def tensors(self, config: ModelConfig) -> dict[str, Callable[[], torch.Tensor]]:
-        """A function for each tensor that reads it, under the tensor's Hugging Face name."""
+    def tensors(self, config: ModelConfig) -> Readers:
+        """What reads each tensor, under the tensor's Hugging Face name."""
         return {
-            _huggingface_name(name): partial(self._read, name, config)
-            for name in self._tensors
+            _huggingface_name(name): Stored(tuple(int(size) for size in reversed(tensor.shape)),
+                                            partial(self._read, name, config))
+            for name, tensor in self._tensors.items()
         }
 
-    def _read(self, name: str, config: ModelConfig) -> torch.Tensor:
+    def _read(self, name: str, config: ModelConfig, cut: tuple[slice, ...] = ()) -> torch.Tensor:
         stored = self._tensors[name]
         try:
             values = torch.tensor(gguf.dequantize(stored.data, stored.tensor_type))
@@ -77,7 +78,7 @@ class GGUFFile:
             if values.shape[0] % (2 * heads) == 0:  # else the wrong shape is told when it is used
                 pairs = values.view(heads, -1, 2, *values.shape[1:])
                 values = pairs.transpose(1, 2).reshape(values.shape)
-        return values
+        return values[cut]
 
 
 class _Reader(gguf.GGUFReader):

@@ -48,12 +48,12 @@ class Tokenizer:
         self.token_bytes = lru_cache(maxsize=None)(self._token_bytes)
         self._renamed = lru_cache(maxsize=2)(self._rename_special_tokens)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt. Special tokens written in it are read as such, so that a prompt
-        may follow a template by hand; a model that wants a beginning-of-text token gets it. Raises
-        ValueError for text that is not valid Unicode."""
+        may follow a template by hand; a model that wants a beginning-of-text token gets it, unless
+        add_special_tokens says no. Raises ValueError for text that is not valid Unicode."""
         check_text("The prompt", text)
-        return self._backend.encode(text).ids
+        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, token_ids: list[int]) -> str:
         """The text of token ids, without special tokens; bytes that are not UTF-8 become U+FFFD."""
@@ -218,11 +218,11 @@ class Tokenizer:
         }
         return backend, names, ids
 
-    def _token_bytes(self, token_id: int) -> bytes:
-        """The bytes a token stands for: none for a special token, or for an id that has no
-        token."""
+    def _token_bytes(self, token_id: int, skip_special_tokens: bool = True) -> bytes:
+        """The bytes a token stands for: none for an id that has no token, or for a special one
+        that is skipped."""
         token = self._backend.id_to_token(token_id)
-        if token is None or token_id in self._special_ids:
+        if token is None or skip_special_tokens and token_id in self._special_ids:
             return b""
         if self._byte_level:
             # An added token is text, and so is an entry that was never merged from bytes.

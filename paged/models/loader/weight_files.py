@@ -8,7 +8,7 @@ model is `model.safetensors`, or the only weight file there is.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,7 +16,19 @@ from safetensors import SafetensorError, safe_open
 
 from paged.models.loader.json_file import read_json
 
-Readers = dict[str, Callable[[], torch.Tensor]]  # a tensor's Hugging Face name, and what reads it
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor in a file: its shape, and what reads it, or a cut of it."""
+
+    shape: tuple[int, ...]
+    read: Callable[[tuple[slice, ...]], torch.Tensor]
+
+    def __call__(self, cut: tuple[slice, ...] = ()) -> torch.Tensor:
+        return self.read(cut)
+
+
+Readers = dict[str, Stored]  # by a tensor's Hugging Face name
 
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".gguf")  # looked for only to say what to do with them
@@ -98,7 +110,15 @@ def _tensors(path: Path, names: list[str]) -> Readers:
     if absent:
         raise ValueError(f"{path} lacks {some(absent)}, which the index places in it: download "
                          "the model again.")
-    return {name: partial(opened.get_tensor, name) for name in names}
+
+    def stored(name: str) -> Stored:
+
+        def read(cut: tuple[slice, ...]) -> torch.Tensor:
+            return opened.get_slice(name)[cut] if cut else opened.get_tensor(name)
+
+        return Stored(tuple(opened.get_slice(name).get_shape()), read)
+
+    return {name: stored(name) for name in names}
 
 
 def _open(path: Path):

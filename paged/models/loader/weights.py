@@ -13,7 +13,7 @@ import torch
 from tqdm import tqdm
 
 from paged.models.config import ModelConfig
-from paged.models.decoder import Decoder
+from paged.models.decoder import Decoder, put
 from paged.models.loader.weight_files import Readers, some
 
 # What Llama 3 divides its rotary frequencies by, in GGUF files
@@ -54,9 +54,10 @@ def check_layers(config: ModelConfig, readers: Readers, source: Path) -> None:
 
 
 def fill(decoder: Decoder, readers: Readers, source: Path, use_tqdm: bool) -> int:
-    """Copy every tensor to its place; returns how many. Names are compared first, so that a wrong
-    checkpoint fails at once. Raises ValueError."""
-    places = decoder.checkpoint_tensors()
+    """Copy every tensor, or what the decoder's part has of it, to its place; returns how many.
+    Names are compared first, so that a wrong checkpoint fails at once. Raises ValueError."""
+    places, part = decoder.checkpoint_tensors(), decoder.part
+    whole = places if part is None else Decoder(part.whole, "meta").checkpoint_tensors()
     divisors = readers.pop(ROTARY_DIVISORS, None)
     # Frequencies follow from the config, and older files carry them all the same.
     unused = [
@@ -81,15 +82,15 @@ def fill(decoder: Decoder, readers: Readers, source: Path, use_tqdm: bool) -> in
         decoder.frequencies /= values.to(decoder.frequencies.device)
     for name, place in tqdm(places.items(), desc="Loading weights", unit="tensor", delay=1,
                             disable=not use_tqdm, dynamic_ncols=True):
-        tensor = readers[name]()
-        if tensor.shape != place.shape:
+        if readers[name].shape != whole[name].shape:
             raise ValueError(
-                f"{name} in {source} has shape {list(tensor.shape)}, and the config asks for "
-                f"{list(place.shape)}.")
+                f"{name} in {source} has shape {list(readers[name].shape)}, and the config asks "
+                f"for {list(whole[name].shape)}.")
+        tensor = readers[name](() if part is None else part.cut(name))
         if tensor.dtype not in STORED:
             dtype = str(tensor.dtype).removeprefix("torch.")
             raise ValueError(
                 f"{name} in {source} is stored as {dtype}: quantized weights are not read; use the "
                 "unquantized checkpoint.")
-        place.copy_(tensor)
+        put(place, tensor)
     return len(places)

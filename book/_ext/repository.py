@@ -1,0 +1,53 @@
+"""Where this checkout is published: the address behind the buttons and links of its pages.
+
+It is that of the git remote `origin`. A checkout without one, or with one that is no place a
+browser can open, has no such buttons.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+REMOTE = re.compile(r"(?:https?://(?:[^@/]+@)?|ssh://git@|git@)"
+                    r"(github\.com|gitlab\.com|bitbucket\.org)[:/]([\w.-]+/[\w.-]+?)(?:\.git)?/?")
+BUTTONS = ("use_repository_button", "use_issues_button", "use_edit_page_button")
+
+
+def web_address(remote: str) -> str | None:
+    """The page of a repository by its remote, whatever the protocol; None where there is none."""
+    found = REMOTE.fullmatch(remote.strip())
+    return f"https://{found[1]}/{found[2]}" if found else None
+
+
+def git(*arguments: str, root: Path = ROOT) -> str:
+    """What git says in a checkout; an empty string where it cannot say anything."""
+    try:
+        run = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True)
+    except OSError:
+        return ""
+    return run.stdout.strip() if run.returncode == 0 else ""
+
+
+def address(root: Path = ROOT) -> str | None:
+    """The page of this checkout's repository, if it has one."""
+    return web_address(git("remote", "get-url", "origin", root=root))
+
+
+def point_buttons(options: dict, repository: str | None) -> dict:
+    """Options of the theme with buttons that lead to the repository, or with none."""
+    if repository:
+        colab = options.get("launch_buttons", {}) if "github.com" in repository else {}
+        return {**options, "repository_url": repository, "launch_buttons": colab}
+    return {**options, "repository_url": "", "launch_buttons": {}, **dict.fromkeys(BUTTONS, False)}
+
+
+def configure(app, config):
+    config.html_theme_options = point_buttons(config.html_theme_options, address())
+
+
+def setup(app):
+    app.connect("config-inited", configure, priority=900)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
