@@ -189,8 +189,8 @@ def measure(loaded: Loaded, ids: list[int], window: int, windows: int, long: int
     note("shown", {"layer": shown, "head": 0} | first_rows(seen[shown]))
     note("errors", errors_by_layer(seen, ["bfloat16", *names]))
     exponents = list(range(0, 21, 2))
-    found = {name: stretched(seen[shown], name, exponents) for name in STRETCHED}
-    note("stretched", {"exponents": exponents} | found)
+    moved = {name: stretched(seen[shown], name, exponents) for name in STRETCHED}
+    note("stretched", {"exponents": exponents} | moved)
     del seen
     parts = [ids[first:first + window] for first in range(0, window * windows, window)]
     passes: dict = {}
