@@ -333,7 +333,8 @@ def axe():
 def barriers(page, axe: str) -> list:
     """What axe-core finds serious, or worse, in an open page: rule and elements."""
     page.evaluate(axe)
-    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
+    found = page.evaluate(
+        "axe.run(document, {resultTypes: ['violations'], preload: false})")["violations"]
     return [(rule["id"], [node["html"][:150] for node in rule["nodes"][:3]]) for rule in found
             if rule["impact"] in ("serious", "critical")]
 
@@ -392,7 +393,7 @@ def test_a_page_is_light(address, open_page, page):
     bodies = {}
     opened.on("response", lambda got: bodies.setdefault(got.url, got))
     opened.goto(f"{address}/{page}.html", wait_until="networkidle")
-    sizes = {url: len(gzip.compress(got.body())) for url, got in bodies.items() if got.ok}
+    sizes = {url: len(gzip.compress(got.body())) for url, got in list(bodies.items()) if got.ok}
     assert len(sizes) > 5
     assert sum(sizes.values()) < 400_000, sorted(sizes.items(), key=lambda size: -size[1])[:5]
 
