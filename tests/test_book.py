@@ -263,6 +263,17 @@ def test_every_link_leads_somewhere(site):
                 assert parts.fragment in places[target], f"{path.name}: {link}"
 
 
+def test_exercises_have_their_scripts_and_statements(site):
+    """On their pages and on no other; what is downloaded is the statement."""
+    html = (site / "book/practice/slots.html").read_text(encoding="utf-8")
+    for name in ("data.js", "editor.js", "exercises.js", "exercises.css"):
+        assert f"exercises/{name}" in html
+    assert "exercises/" not in (site
+                                / "book/theatre.html").read_text(encoding="utf-8").split("<body")[0]
+    assert "slot_mapping_for" in (site
+                                  / "_sources/book/practice/slots.md").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("page", CHAPTERS)
 def test_files_are_links_and_plots_have_words(site, page):
     html = (site / f"{page}.html").read_text(encoding="utf-8")

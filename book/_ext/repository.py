@@ -1,7 +1,7 @@
 """Where this checkout is published: the address behind the buttons and links of its pages.
 
-It is that of the git remote `origin`, if it lies on GitHub, which Colab can open. A checkout without
-one has no such buttons.
+It is that of the git remote `origin`, if it lies on GitHub, which Colab can open. A checkout
+without one has no such buttons.
 """
 
 from __future__ import annotations
