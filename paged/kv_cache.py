@@ -4,10 +4,14 @@ One allocation for all layers, and each layer holds a view of it, so that one bl
 same rows in every layer:
 
     [2 (K, V), num_layers, num_blocks, block_size, num_kv_heads, head_dim]
+
+Of an FP8 cache it is [2, num_layers, num_blocks, bytes], and the bytes of a block hold its scales
+too (`fp8.py`).
 """
 
 from __future__ import annotations
 
+import math
 import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +20,7 @@ import torch
 
 from paged.checks import whole_number
 from paged.device import free_memory
+from paged.fp8 import FP8, dequantize, part_bytes, quantize, rows_of, scales_of
 from paged.memory import GiB
 
 
@@ -25,7 +30,7 @@ class CacheSpec:
 
     Args:
         num_layers, block_size, num_kv_heads, head_dim: the shape; each at least 1 (ValueError).
-        dtype: of K and V, which need not be the model's.
+        dtype: of K and V, which need not be the model's; `fp8.FP8` quantizes them.
     """
 
     num_layers: int
@@ -40,9 +45,10 @@ class CacheSpec:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block, K and V, over all layers."""
-        numbers = 2 * self.num_layers * self.block_size * self.num_kv_heads * self.head_dim
-        return numbers * self.dtype.itemsize
+        """Bytes of one block, K and V, over all layers, scales included."""
+        shape = self.block_size, self.num_kv_heads, self.head_dim
+        part = (part_bytes(*shape) if self.dtype == FP8 else math.prod(shape) * self.dtype.itemsize)
+        return 2 * self.num_layers * part
 
     def allocate(self, num_blocks: int, device: str | torch.device = "cpu") -> PagedKVCache:
         """A cache of so many blocks. Raises MemoryError, with the numbers, if it does not fit."""
@@ -67,7 +73,9 @@ class PagedKVCache:
 
     Attributes:
         spec: what a block holds.
-        k, v: a list with one tensor a layer, [num_blocks, block_size, num_kv_heads, head_dim].
+        k, v: a list with one tensor a layer, [num_blocks, block_size, num_kv_heads, head_dim]; of
+            an FP8 cache, numbers that are still to be multiplied by their scales.
+        data: the one allocation that these are views of.
 
     The memory is not cleared: nothing may be read that was not written.
     """
@@ -79,10 +87,13 @@ class PagedKVCache:
         self.num_blocks = whole_number("num_blocks", num_blocks, least=1)
         self.block_size, self.block_bytes = spec.block_size, spec.block_bytes
         self.num_kv_heads, self.head_dim = spec.num_kv_heads, spec.head_dim
-        self.data = torch.empty(2, spec.num_layers, self.num_blocks, spec.block_size,
-                                spec.num_kv_heads, spec.head_dim, dtype=dtype, device=device)
-        self.k = list(self.data[0])
-        self.v = list(self.data[1])
+        block = spec.block_size, spec.num_kv_heads, spec.head_dim
+        quantized = dtype == FP8
+        self.data = torch.empty(2, spec.num_layers, self.num_blocks,
+                                *((part_bytes(*block),) if quantized else block),
+                                dtype=torch.uint8 if quantized else dtype, device=device)
+        k, v = rows_of(self.data, *block) if quantized else self.data
+        self.k, self.v = list(k), list(v)
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of a layer, each [num_blocks, block_size, num_kv_heads, head_dim]. ValueError if
@@ -126,13 +137,13 @@ class PagedKVCache:
         keep = slots >= 0
         if not keep.all():
             slots, k, v = slots[keep], k[keep], v[keep]
-        k_cache.flatten(0, 1)[slots] = k.to(self.data.dtype)
-        v_cache.flatten(0, 1)[slots] = v.to(self.data.dtype)
+        put(k_cache, slots, k)
+        put(v_cache, slots, v)
 
     def gather(self, layer: int, block_table: Sequence[int],
                seq_len: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of the first seq_len tokens of a request, each [seq_len, num_kv_heads,
-        head_dim]."""
+        head_dim]; out of an FP8 cache what they stand for, in float32."""
         return gather(*self.layer(layer), block_table, seq_len)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -157,7 +168,8 @@ def copy_between(source: PagedKVCache | None, destination: PagedKVCache | None,
 
 def gather(k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: Sequence[int],
            seq_len: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first seq_len rows of a block table, in order, out of one layer's cache.
+    """The first seq_len rows of a block table, in order, out of one layer's cache; of an FP8 cache
+    what they stand for, in float32.
 
     Raises ValueError when seq_len is negative or the table is too short for it, IndexError for a
     block that is not in the cache; a table that is on a GPU is not looked at.
@@ -172,9 +184,28 @@ def gather(k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: Sequence[i
     if blocks.is_cpu:  # through PyTorch's indexing, −1 would read the last block
         check_range("blocks", blocks, len(k_cache), "blocks")
     blocks = blocks.to(k_cache.device)
-    k = k_cache[blocks].flatten(0, 1)[:seq_len]
-    v = v_cache[blocks].flatten(0, 1)[:seq_len]
+    k = take(k_cache, blocks).flatten(0, 1)[:seq_len]
+    v = take(v_cache, blocks).flatten(0, 1)[:seq_len]
     return k, v
+
+
+def put(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
+    """Write rows [tokens, num_kv_heads, head_dim] to their slots in one layer's K or V."""
+    if cache.dtype != FP8:
+        cache.flatten(0, 1)[slots] = rows.to(cache.dtype)
+        return
+    at = slots // cache.shape[1], slots % cache.shape[1]
+    numbers, scales = quantize(rows)
+    cache.view(torch.uint8)[at] = numbers.view(torch.uint8)
+    scales_of(cache)[at] = scales
+
+
+def take(cache: torch.Tensor, *index: torch.Tensor) -> torch.Tensor:
+    """cache[index] of one layer's K or V, blocks or rows; of an FP8 cache what they stand for, in
+    float32."""
+    if cache.dtype != FP8:
+        return cache[index]
+    return dequantize(cache.view(torch.uint8)[index].view(FP8), scales_of(cache)[index])
 
 
 def integers(name: str, values: Sequence[int] | torch.Tensor, dims: int = 1) -> torch.Tensor:

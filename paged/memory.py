@@ -14,6 +14,7 @@ from paged.slots import blocks_needed
 GB, GiB, MiB, KiB = 10**9, 2**30, 2**20, 2**10
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8": 1}
+SCALE_BYTES = 4
 
 
 def projections_without_cache(context: int, steps: int) -> int:
@@ -28,11 +29,14 @@ def projections_with_cache(context: int, steps: int) -> int:
 
 def kv_bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int,
                        dtype: str = "bfloat16") -> int:
-    """Bytes of K and V of one token over all layers. Raises ValueError for a dtype it does not
-    know."""
+    """Bytes of K and V of one token over all layers; "float8" is the numbers alone, "fp8" with a
+    scale of SCALE_BYTES for each head. Raises ValueError for a dtype it does not know."""
+    rows = 2 * num_layers * num_kv_heads
+    if dtype == "fp8":
+        return rows * (head_dim + SCALE_BYTES)
     if dtype not in DTYPE_BYTES:
-        raise ValueError(f"dtype {dtype!r} is not one of {', '.join(DTYPE_BYTES)}")
-    return 2 * num_layers * num_kv_heads * head_dim * DTYPE_BYTES[dtype]
+        raise ValueError(f"dtype {dtype!r} is not one of {', '.join((*DTYPE_BYTES, 'fp8'))}")
+    return rows * head_dim * DTYPE_BYTES[dtype]
 
 
 def num_blocks_in_budget(total: float, utilization: float, used: float, peak: float, current: float,

@@ -39,8 +39,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
                         help="what happens to a request that must give way (%(default)s)")
     parser.add_argument(
         "--kv-cache-dtype", default="auto", metavar="DTYPE",
-        help="of K and V in the cache: float32, bfloat16, float16, or auto, the "
-        "model's (%(default)s)")
+        help="of K and V in the cache: float32, bfloat16, float16, fp8 (half the bytes, scales "
+        "included), or auto, the model's (%(default)s)")
     parser.add_argument(
         "--tensor-parallel-size", type=int, default=1, metavar="RANKS",
         help="GPUs that share the model, each with a part of its weights and of the "

@@ -24,6 +24,7 @@ from tqdm import tqdm
 from paged.config import EngineConfig, Speedups
 from paged.device import enough_memory
 from paged.engine import Engine
+from paged.fp8 import FP8
 from paged.kv_cache import CacheSpec
 from paged.memory import GiB, num_blocks_in_budget
 from paged.models.decoder import Decoder
@@ -32,7 +33,7 @@ from paged.sampling import SamplingParams
 from paged.slots import blocks_needed
 from paged.trace import Trace
 
-KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16", "fp8")
 CPU_KV_BYTES = GiB
 """Memory that the cache takes on a CPU at most, where num_blocks does not say otherwise."""
 
@@ -51,7 +52,7 @@ def cache_spec(decoder: Decoder, block_size: int, dtype: str = "auto") -> CacheS
     if dtype not in KV_CACHE_DTYPES:
         raise ValueError(f"kv_cache_dtype is {dtype!r}: choose {', '.join(KV_CACHE_DTYPES)}")
     c = decoder.config
-    stored = decoder.embedding.dtype if dtype == "auto" else getattr(torch, dtype)
+    stored = {"auto": decoder.embedding.dtype, "fp8": FP8}.get(dtype) or getattr(torch, dtype)
     return CacheSpec(c.num_layers, block_size, c.num_kv_heads, c.head_dim, stored)
 
 

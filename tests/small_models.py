@@ -35,10 +35,14 @@ def plain_attention(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tenso
     return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(0, 1)
 
 
-def logits_of(decoder, token_ids: list[int]) -> torch.Tensor:
-    """Logits [N, vocab] of a sequence seen whole."""
+def logits_of(decoder, token_ids: list[int], kept=lambda rows: rows) -> torch.Tensor:
+    """Logits [N, vocab] of a sequence seen whole, over K and V as a cache would have kept them."""
     ids = torch.tensor(token_ids)
-    return decoder.logits(decoder(ids, torch.arange(len(token_ids)), plain_attention))
+
+    def attend(layer, q, k, v):
+        return plain_attention(layer, q, kept(k), kept(v))
+
+    return decoder.logits(decoder(ids, torch.arange(len(token_ids)), attend))
 
 
 def huggingface_model(config: ModelConfig, seed: int = 0):

@@ -12,23 +12,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paged import PagedKVCache, paged_attention, slot_mapping_for
+from paged.fp8 import FP8
+from tests.caches import kept, nan_cache
 
 BACKENDS = ["reference", "torch"]
+CACHES = pytest.mark.parametrize("cache", [torch.float32, FP8], ids=["float32", "fp8"])
 
 
 def paged_batch(contexts, new_tokens, num_heads, num_kv_heads, head_dim, block_size, num_blocks,
-                tables, seed=0):
-    """A cache full of NaN but for the contexts, and each context's K and V contiguously."""
+                tables, seed=0, cache=torch.float32):
+    """A cache full of NaN but for the contexts, and each context's K and V contiguously, as that
+    cache keeps them."""
     g = torch.Generator().manual_seed(seed)
-    kv = PagedKVCache(1, num_blocks, block_size, num_kv_heads, head_dim)
-    kv.data.fill_(float("nan"))
+    kv = nan_cache(1, num_blocks, block_size, num_kv_heads, head_dim, cache)
     q = torch.randn(sum(new_tokens), num_heads, head_dim, generator=g)
     contiguous = []
     for context, table in zip(contexts, tables):
         k = torch.randn(context, num_kv_heads, head_dim, generator=g)
         v = torch.randn(context, num_kv_heads, head_dim, generator=g)
         kv.write(0, slot_mapping_for(table, range(context), block_size), k, v)
-        contiguous.append((k, v))
+        contiguous.append((kept(k, cache), kept(v, cache)))
     starts = [0]
     for n in new_tokens:
         starts.append(starts[-1] + n)
@@ -58,13 +61,15 @@ def deal(contexts, block_size):
     return tables
 
 
+@CACHES
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_three_requests_at_different_phases(backend):
+def test_three_requests_at_different_phases(backend, cache):
     torch.manual_seed(0)
     contexts, new_tokens = [37, 5, 20], [1, 5, 8]
     tables = deal(contexts, 4)
     assert tables == [[0, 3, 6, 8, 10, 12, 13, 14, 15, 16], [1, 4], [2, 5, 7, 9, 11]]
-    q, kv, contiguous, starts = paged_batch(contexts, new_tokens, 8, 2, 64, 4, 32, tables)
+    q, kv, contiguous, starts = paged_batch(contexts, new_tokens, 8, 2, 64, 4, 32, tables,
+                                            cache=cache)
     out = paged_attention(q, kv, 0, tables, contexts, starts, 64**-0.5, backend=backend)
     for i, (k, v) in enumerate(contiguous):
         rows = slice(starts[i], starts[i + 1])
@@ -89,12 +94,12 @@ def batches(draw):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@given(batch=batches(), as_tensors=st.booleans())
-def test_any_batch_equals_contiguous_attention(backend, batch, as_tensors):
+@given(batch=batches(), as_tensors=st.booleans(), cache=st.sampled_from([torch.float32, FP8]))
+def test_any_batch_equals_contiguous_attention(backend, batch, as_tensors, cache):
     block_size, contexts, new_tokens, tables, num_blocks, (num_heads,
                                                            num_kv_heads), head_dim = batch
     q, kv, contiguous, starts = paged_batch(contexts, new_tokens, num_heads, num_kv_heads, head_dim,
-                                            block_size, num_blocks, tables)
+                                            block_size, num_blocks, tables, cache=cache)
     arguments = tables, contexts, starts
     if as_tensors:
         width = max(map(len, tables))

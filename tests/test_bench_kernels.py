@@ -5,12 +5,14 @@ The times themselves need a GPU and are not asserted anywhere.
 """
 
 import statistics
+from dataclasses import replace
 
 import pytest
 import torch
 
 from paged.__main__ import main
 from paged.bench import kernels
+from paged.kv_cache import take
 from paged.lab.notebook import record
 
 
@@ -49,6 +51,21 @@ def test_inputs_share_no_block_and_stand_for_their_shape():
     with pytest.raises(ValueError,
                        match="needs 7 blocks of 16, and the memory of this card leaves 2"):
         kernels.Inputs(shape, pool[:, :32], "cpu", sets=4)
+
+
+def test_an_fp8_pool_holds_numbers_in_blocks_of_any_size():
+    pool = kernels.random_pool(512, True, "cpu")
+    for block_size in (16, 3, 256, 1):
+        shape = kernels.decode_shape(2, 20, block_size)
+        shape = replace(shape, token_bytes=kernels.FP8_TOKEN_BYTES)
+        inputs = kernels.Inputs(shape, pool, "cpu", sets=2)
+        q, k, v, *rest = inputs.sets[0]
+        assert k.shape[1:] == (block_size, kernels.NUM_KV_HEADS, kernels.HEAD_DIM)
+        assert shape.bytes == 40 * 2 * kernels.NUM_KV_HEADS * (kernels.HEAD_DIM + 4)
+        for cache in (k, v):
+            rows = take(cache, torch.arange(len(cache)))
+            assert rows.isfinite().all() and rows.unique().numel() > 50
+        assert [name for name, *_ in kernels.contenders(shape, inputs)] == ["torch", "reference"]
 
 
 def test_contiguous_inputs_are_the_same_keys():

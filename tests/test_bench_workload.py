@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import paged.bench.peer as peer
+import paged.bench.steps as steps
 import paged.bench.workload as workload
 from paged.__main__ import main
 from paged.models.config import ModelConfig
@@ -38,10 +39,11 @@ def test_the_workload_benchmark_records(tmp_path, monkeypatch, capsys):
     path = tmp_path / "record.json"
     workload.main([
         "--device", "cpu", "--layers", "1", "--budget", "64", "--requests", "2", "--longest", "3",
-        "--tokens", "2", "--output",
+        "--tokens", "2", "--kv-cache-dtype", "fp8", "--output",
         str(path)
     ])
     record = json.loads(path.read_text())
+    assert record["kv_cache_dtype"] == "fp8" and "--kv-cache-dtype fp8" in record["command"]
     prompts, params = workload.workload(2, 1, 3)
     wanted = sum(p.max_tokens for p in params)
     assert record["output_tokens"] == wanted <= 6 and len(record["workload_tokens_per_s"]) == 2
@@ -83,7 +85,7 @@ def test_kernels_that_overlap_count_once():
         event("nvjet", 1013, 1014),
         event("cudaLaunchKernel", 0, 5000, torch.autograd.DeviceType.CPU)
     ]
-    split = workload.kernel_split(events, steps=2)
+    split = steps.kernel_split(events, steps=2)
     halves = {
         name: pytest.approx(us / 2e3)
         for name, us in (("attention", 10), ("products", 20), ("copies", 1))
@@ -99,13 +101,13 @@ def test_every_kernel_of_the_package_has_its_kind():
     sources = "".join(path.read_text() for path in Path(workload.__file__).parents[1].rglob("*.py"))
     kernels = set(re.findall(r"@triton\.jit.*\ndef (\w+_kernel)\(", sources))
     assert len(kernels) > 8
-    assert {name for name in kernels if workload._kind(name) == "other"} == {"_prepare_kernel"}
+    assert {name for name in kernels if steps._kind(name) == "other"} == {"_prepare_kernel"}
 
 
 def test_the_parts_of_a_step_on_the_clock():
     llm = workload.LLM(workload.random_model(TINY, "cpu", torch.float32), num_blocks=64)
     llm.engine.add_request([1, 2, 3], workload.SamplingParams(max_tokens=20, ignore_eos=True))
-    split = workload.clock_split(llm.engine, 5)
+    split = steps.clock_split(llm.engine, 5)
     assert set(split["cpu_ms"]) == {"schedule", "launch", "collect", "update"}
     assert 0 < split["cpu_ms"]["schedule"] and sum(split["cpu_ms"].values()) <= split["step_ms"]
     assert llm.engine.launch == llm.runner.execute

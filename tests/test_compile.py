@@ -27,7 +27,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32",
-         torch.int16: "i16", torch.int32: "i32", torch.int64: "i64"}
+         torch.uint8: "u8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64"}
 
 def compile_only(kernel, *args, grid=None, warmup=None, **options):
     """Takes the place of a launch."""
@@ -69,7 +69,9 @@ OBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjd
 capability, memory = int(sys.argv[6]), int(sys.argv[7]) * 1024
 
 JITFunction.run = compile_only
+from paged.fp8 import FP8
 from paged.kernels import elementwise, prepare, products, sample
+from paged.kv_cache import PagedKVCache
 from paged.seats import Seats
 from paged import device as devices
 from paged.kernels import common as triton_tile
@@ -82,7 +84,9 @@ for module in (triton_tile, products, triton_decode, triton_prefill, devices):
 
 heads, kv_heads, dim = map(int, sys.argv[1:4])
 dtype = getattr(torch, sys.argv[4])
-k, v = torch.zeros(2, 4, 16, kv_heads, dim, dtype=dtype)
+stored = FP8 if sys.argv[8] == "fp8" else dtype
+kv = PagedKVCache(1, 4, 16, kv_heads, dim, stored)
+k, v = kv.k[0], kv.v[0]
 hidden, inner = 1024, 3072
 rotation, head_norm = torch.zeros(64, dim), torch.ones(dim, dtype=dtype)
 for tokens in map(int, sys.argv[5].split(",")):
@@ -114,27 +118,31 @@ for rows in (ints, ints[:1]):  # a decode step, a mixed one
     prepare.prepare(ints, rows, rows, rows, starts, ints[:, None], ints, x, 16, first_token=7)
 for module in (elementwise, prepare, sample, products, triton_decode, triton_prefill, triton_store):
     for name in vars(module):
-        assert not name.endswith("_kernel") or name in compiled, f"{name} was not compiled"
+        other = {"_store_kernel" if stored == FP8 else "_store_fp8_kernel"}
+        assert not name.endswith("_kernel") or name in compiled | other, f"{name} was not compiled"
 '''
 
 
 @pytest.mark.parametrize(
-    "capability, memory, heads, kv_heads, dim, dtype, tokens",
+    "capability, memory, heads, kv_heads, dim, dtype, tokens, cache",
     [
-        (90, 227, 16, 8, 128, "bfloat16", "1,32,128,256,8192"),  # H100, H200
-        (90, 227, 16, 2, 80, "float32", "5"),
-        (80, 163, 16, 8, 128, "bfloat16", "5,128"),  # A100
-        (89, 99, 16, 8, 128, "bfloat16", "5,32,128"),  # L4, RTX 4090
-        (120, 99, 16, 8, 128, "bfloat16", "5,128"),  # RTX 5090
-        (75, 64, 9, 3, 64, "float16", "5"),  # T4
-        (90, 227, 32, 4, 128, "bfloat16", "5,128"),  # groups of 8, 32 and 1 query heads
-        (90, 227, 32, 1, 128, "bfloat16", "5"),
-        (80, 163, 8, 8, 256, "bfloat16", "9"),
-        (89, 99, 8, 8, 256, "float32", "5")
+        (90, 227, 16, 8, 128, "bfloat16", "1,32,128,256,8192", "plain"),  # H100, H200
+        (90, 227, 16, 2, 80, "float32", "5", "plain"),
+        (80, 163, 16, 8, 128, "bfloat16", "5,128", "plain"),  # A100
+        (89, 99, 16, 8, 128, "bfloat16", "5,32,128", "plain"),  # L4, RTX 4090
+        (120, 99, 16, 8, 128, "bfloat16", "5,128", "plain"),  # RTX 5090
+        (75, 64, 9, 3, 64, "float16", "5", "plain"),  # T4
+        (90, 227, 32, 4, 128, "bfloat16", "5,128", "plain"),  # groups of 8, 32 and 1 query heads
+        (90, 227, 32, 1, 128, "bfloat16", "5", "plain"),
+        (80, 163, 8, 8, 256, "bfloat16", "9", "plain"),
+        (89, 99, 8, 8, 256, "float32", "5", "plain"),
+        (90, 227, 16, 8, 128, "bfloat16", "128", "fp8"),
+        (75, 64, 9, 3, 64, "float16", "5", "fp8")
     ])
-def test_every_kernel_compiles(capability, memory, heads, kv_heads, dim, dtype, tokens, tmp_path):
+def test_every_kernel_compiles(capability, memory, heads, kv_heads, dim, dtype, tokens, cache,
+                               tmp_path):
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    arguments = map(str, (heads, kv_heads, dim, dtype, tokens, capability, memory))
+    arguments = map(str, (heads, kv_heads, dim, dtype, tokens, capability, memory, cache))
     result = subprocess.run([sys.executable, "-c", SCRIPT, *arguments], env=environment,
                             capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-3000:]

@@ -50,9 +50,19 @@ def test_bytes_a_token_of_qwen3():
 
 def test_bytes_a_token_are_those_of_the_cache_itself():
     from paged import PagedKVCache
+    from paged.fp8 import FP8
 
     kv = PagedKVCache(2, 3, 4, 5, 6)
     assert kv.block_bytes == 4 * kv_bytes_per_token(2, 5, 6, "float32")
+    kv = PagedKVCache(2, 3, 4, 8, 6, dtype=FP8)  # a part of 320 bytes: nothing to fill up to 16
+    assert kv.block_bytes == 4 * kv_bytes_per_token(2, 8, 6, "fp8")
+
+
+def test_an_fp8_cache_has_nearly_twice_the_blocks():
+    plain, small = (kv_bytes_per_token(**QWEN3_06B, dtype=dtype) for dtype in ("bfloat16", "fp8"))
+    budget = dict(total=95 * GiB, utilization=0.9, used=2 * GiB, peak=0, current=0)
+    blocks = [num_blocks_in_budget(**budget, block_bytes=16 * size) for size in (plain, small)]
+    assert blocks[1] / blocks[0] == pytest.approx(2 * 128 / 132, rel=1e-4)
 
 
 def test_unknown_dtype_is_named():

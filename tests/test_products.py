@@ -5,14 +5,18 @@ test_kernels.py.
 """
 
 import math
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from paged.fp8 import FP8
 from paged.kernels import products
 from paged.kernels.elementwise import rotation_table
 from paged.kernels.products import product, qkv_product
+from paged.kv_cache import take
+from tests.caches import kept, nan_cache, one_step_apart
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CLOSE = dict(atol=2e-3, rtol=1e-4)
@@ -37,13 +41,13 @@ def test_product(num_tokens, width, outputs, split, monkeypatch):
                                F.silu(gate) * up, **CLOSE)
 
 
-@pytest.mark.parametrize("split", [1, 3])
+@pytest.mark.parametrize("cache, split", [(torch.float32, 1), (torch.float32, 3), (FP8, 1)])
 @pytest.mark.parametrize("head_dim, num_tokens, norm, bias", [(10, 5, True, False),
                                                               (64, 33, False, True),
                                                               (80, 17, True, True),
                                                               (128, 3, True, False),
                                                               (256, 18, False, False)])
-def test_qkv_product(head_dim, num_tokens, norm, bias, split, monkeypatch):
+def test_qkv_product(head_dim, num_tokens, norm, bias, split, cache, monkeypatch):
     monkeypatch.setattr(products, "tile_shape", lambda kind, tokens: (16, 32, split, 2, 4))
     width, heads, kv_heads, half = 64, 4, 2, head_dim // 2
     x = torch.randn(num_tokens, width, device=DEVICE)
@@ -56,9 +60,9 @@ def test_qkv_product(head_dim, num_tokens, norm, bias, split, monkeypatch):
     positions = torch.randint(50, (num_tokens,), dtype=torch.int32, device=DEVICE)
     slots = torch.randperm(40, device=DEVICE)[:num_tokens]
     x[-1], positions[-1], slots[-1] = float("nan"), -1, -1  # a row of padding
-    caches = torch.full((2, 10, 4, kv_heads, head_dim), float("nan"), device=DEVICE)
+    kv = nan_cache(1, 10, 4, kv_heads, head_dim, cache, DEVICE)
     q = qkv_product(x, squares, weight, shift, positions, slots, rotation, q_norm, k_norm, 1e-5,
-                    *caches, heads)
+                    kv.k[0], kv.v[0], heads)
 
     want = x @ weight.T * torch.rsqrt(squares.sum(1, keepdim=True) / width + 1e-5) + (shift if bias
                                                                                       else 0)
@@ -73,9 +77,11 @@ def test_qkv_product(head_dim, num_tokens, norm, bias, split, monkeypatch):
     a, b = turned.split(half, -1)
     turned = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
     torch.testing.assert_close(q[:-1], turned[:, :heads], **CLOSE)
-    rows = caches.flatten(1, 2)
-    torch.testing.assert_close(rows[0, slots[:-1]], turned[:, heads:], **CLOSE)
-    torch.testing.assert_close(rows[1, slots[:-1]], v, **CLOSE)
+    rows = torch.stack(
+        [take(part[0], torch.arange(10, device=DEVICE)).flatten(0, 1) for part in (kv.k, kv.v)])
+    close = one_step_apart if cache == FP8 else partial(torch.testing.assert_close, **CLOSE)
+    close(rows[0, slots[:-1]], kept(turned[:, heads:], cache))
+    close(rows[1, slots[:-1]], kept(v, cache))
     others = [slot for slot in range(40) if slot not in slots[:-1].tolist()]
     assert rows[:, others].isnan().all(), "padding wrote to the cache"
 

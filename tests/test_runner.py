@@ -9,11 +9,13 @@ interpreter and "graphs" run again.
 import pytest
 import torch
 
-from paged import Engine, EngineConfig, PagedKVCache, SamplingParams
+from paged import Engine, EngineConfig, SamplingParams
 from paged.config import Speedups
+from paged.fp8 import FP8
 from paged.models.config import ModelConfig
 from paged.models.decoder import random_decoder
 from paged.runner import ModelRunner
+from tests.caches import nan_cache
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -28,17 +30,15 @@ def decoder():
 
 
 def engine_with(fused, decoder, num_blocks=24, block_size=4, max_num_seqs=4, budget=32,
-                use_graphs=False, backend=None, speedups=None, **config):
+                use_graphs=False, backend=None, speedups=None, cache=torch.float32, **config):
     """An engine on a cache full of NaN: plain and in step, or fused and running ahead."""
-    kv = PagedKVCache(SMALL.num_layers, num_blocks, block_size, SMALL.num_kv_heads, SMALL.head_dim,
-                      device=DEVICE)
-    kv.data.fill_(float("nan"))
+    kv = nan_cache(SMALL.num_layers, num_blocks, block_size, SMALL.num_kv_heads, SMALL.head_dim,
+                   cache, DEVICE)
     config = EngineConfig(num_blocks=num_blocks, block_size=block_size, max_num_seqs=max_num_seqs,
                           max_num_batched_tokens=budget, max_model_len=64, **config)
-    host_kv = PagedKVCache(*kv.data.shape[1:]) if config.preemption == "swap" else None
+    host_kv = kv.spec.allocate(num_blocks) if config.preemption == "swap" else None
     runner = ModelRunner(decoder, kv, config, backend or ("triton" if fused else "reference"),
-                         host_kv, speedups
-                         or Speedups(graphs=use_graphs, fused=fused, run_ahead=fused))
+                         host_kv, Speedups(graphs=use_graphs, fused=fused, run_ahead=fused))
     if use_graphs:
         runner.capture(use_tqdm=False)
     return Engine(config, runner)
@@ -67,14 +67,16 @@ MIX = [([1, 2, 3, 4, 5, 6, 7, 8, 9], greedy(6)), ([1, 2, 3, 4, 5, 6, 7, 8, 30], 
        (list(range(20)), greedy(3))]
 
 
-@pytest.mark.parametrize("use_graphs", [True, False])
-def test_same_tokens_as_the_plain_runner(decoder, use_graphs):
-    want = run(engine_with(False, decoder), MIX)
-    assert run(engine_with(True, decoder, use_graphs=use_graphs), MIX) == want
+@pytest.mark.parametrize("use_graphs, cache", [(True, torch.float32), (False, torch.float32),
+                                               (False, FP8)])
+def test_same_tokens_as_the_plain_runner(decoder, use_graphs, cache):
+    want = run(engine_with(False, decoder, cache=cache), MIX)
+    assert run(engine_with(True, decoder, use_graphs=use_graphs, cache=cache), MIX) == want
 
 
-def test_chunks_and_a_tight_pool(decoder):
-    tight = dict(num_blocks=11, budget=5)
+@pytest.mark.parametrize("cache", [torch.float32, FP8])
+def test_chunks_and_a_tight_pool(decoder, cache):
+    tight = dict(num_blocks=11, budget=5, cache=cache)
     want = run(engine_with(False, decoder, **tight), MIX[:4])
     for preemption in ("recompute", "swap"):
         engine = engine_with(True, decoder, preemption=preemption, **tight)
@@ -184,13 +186,15 @@ def test_a_step_in_which_blocks_move_and_nothing_is_computed(decoder):
     """The first request has its token on its way when the second one needs a block for its last:
     it goes out, and the step has no row."""
     requests = [([7], greedy(1)), ([1, 2], greedy(2))]
-    engine = engine_with(False, decoder, num_blocks=3, block_size=1, preemption="swap",
-                         speedups=Speedups(fused=False, run_ahead=True))
+    engine = engine_with(True, decoder, num_blocks=3, block_size=1, preemption="swap")
     launch, empty = engine.launch, []
 
     def record(batch):
-        empty.append(not batch.seats and bool(batch.swap_out))
-        return launch(batch)
+        handle = launch(batch)
+        if not batch.seats:
+            empty.append(bool(batch.swap_out))
+            assert handle is None, "there was nothing to run"
+        return handle
 
     engine.launch = record
     ids = [engine.add_request(*request) for request in requests]

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from paged import Engine, EngineConfig
+from paged.fp8 import FP8
 from paged.kv_cache import CacheSpec
 from paged.models.decoder import random_decoder
 from paged.sampling import TOP_P
@@ -60,6 +61,9 @@ def test_the_caches_dtype_need_not_be_the_models():
     decoder = random_decoder(TINY_QWEN3)
     assert cache_spec(decoder, 4).dtype == torch.float32
     assert cache_spec(decoder, 4, "bfloat16").block_bytes * 2 == cache_spec(decoder, 4).block_bytes
+    small = cache_spec(decoder, 4, "fp8")  # 2 heads of 14 numbers and a scale; K, V and 3 layers
+    assert small.dtype == FP8 and small.block_bytes == 2 * 3 * 4 * 2 * (14 + 4)
+    assert small.allocate(3).data.nbytes == 3 * small.block_bytes
     with pytest.raises(ValueError, match="kv_cache_dtype is 'int3': choose auto, float32"):
         cache_spec(decoder, 4, "int3")
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from paged.attention import Attention, Shape
-from paged.kv_cache import gather
+from paged.kv_cache import gather, take
 
 
 def resolve(shape: Shape) -> Attention:
@@ -82,11 +82,12 @@ def _decode(q, k_cache, v_cache, tables, lengths, scale) -> torch.Tensor:
     positions = torch.arange(longest).expand(num_requests, longest)
     valid = positions < seq_lens
     positions = torch.minimum(positions, seq_lens - 1)
-    slots = (tables.gather(1, positions // block_size) * block_size
-             + positions % block_size).flatten()
-    slots = slots.to(q.device)
-    keys, values = (cache.flatten(0, 1).index_select(0, slots).to(q.dtype).view(
-        num_requests, longest, num_kv_heads, head_dim).transpose(1, 2)
+    at = [
+        index.flatten().to(q.device)
+        for index in (tables.gather(1, positions // block_size), positions % block_size)
+    ]
+    keys, values = (take(cache, *at).to(q.dtype).view(num_requests, longest, num_kv_heads,
+                                                      head_dim).transpose(1, 2)
                     for cache in (k_cache, v_cache))
     mask = None if min(lengths) == longest else valid[:, None, None, :].to(q.device)
     out = F.scaled_dot_product_attention(q.reshape(num_requests, num_kv_heads, -1, head_dim), keys,

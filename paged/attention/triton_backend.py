@@ -14,6 +14,7 @@ import torch
 
 from paged.attention import Attention, Shape
 from paged.device import why_no_triton
+from paged.fp8 import FP8
 
 MAX_HEAD_DIM, MAX_GROUP = 256, 32
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -32,9 +33,9 @@ def why_not(shape: Shape) -> str | None:
     cache = shape.cache
     if (reason := why_no_triton(shape.device)) is not None:
         return reason
-    if shape.dtype not in DTYPES or cache.dtype not in DTYPES:
+    if shape.dtype not in DTYPES or cache.dtype not in (*DTYPES, FP8):
         return (f"q is {shape.dtype} and the cache {cache.dtype}; the kernels take one of {DTYPES} "
-                f"for each")
+                f"for each, and a cache of {FP8}")
     if cache.head_dim > MAX_HEAD_DIM or shape.num_heads > MAX_GROUP * cache.num_kv_heads:
         return (f"head_dim is {cache.head_dim} and {shape.num_heads} heads share "
                 f"{cache.num_kv_heads} KV heads; the kernels take up to {MAX_HEAD_DIM}, and up to "

@@ -17,6 +17,9 @@ QWEN3_0_6B = ModelConfig("qwen3", vocab_size=151_936, hidden_size=1024, intermed
                          num_layers=28, num_heads=16, num_kv_heads=8, head_dim=128, qk_norm=True,
                          rope_theta=1e6, tie_word_embeddings=True, max_position_embeddings=40_960)
 
+VOCABULARY = 10_000
+"""Token ids that prompts are drawn from."""
+
 
 def check_output(path: str | Path | None) -> None:
     """Refuse (ValueError) a file that cannot be written, before anything is measured: a long run

@@ -37,9 +37,9 @@ from typing import Any, NamedTuple
 import torch
 from tqdm import tqdm
 
-from paged.bench.common import QWEN3_0_6B, check_output, machine
+from paged.bench.common import QWEN3_0_6B, VOCABULARY, check_output, machine
 from paged.bench.products import SHAPES
-from paged.bench.workload import VOCABULARY, random_model, with_other_first_tokens, workload
+from paged.bench.workload import random_model, with_other_first_tokens, workload
 from paged.checks import whole_number
 from paged.device import use_device
 from paged.llm import LLM

@@ -15,7 +15,7 @@ import itertools
 import json
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -26,11 +26,14 @@ from tqdm import tqdm
 from paged.attention import BACKENDS, resolve
 from paged.attention import Shape as AttentionShape
 from paged.bench.common import check_output, machine
+from paged.fp8 import FP8, part_bytes, rows_of, scales_of
 from paged.kv_cache import CacheSpec
+from paged.memory import kv_bytes_per_token
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 16, 8, 128  # Qwen3-0.6B
 DTYPE = torch.bfloat16
-TOKEN_BYTES = 2 * NUM_KV_HEADS * HEAD_DIM * DTYPE.itemsize  # K and V
+TOKEN_BYTES = kv_bytes_per_token(1, NUM_KV_HEADS, HEAD_DIM)  # K and V
+FP8_TOKEN_BYTES = kv_bytes_per_token(1, NUM_KV_HEADS, HEAD_DIM, "fp8")
 REPETITIONS = 30  # samples of each time
 NO_GRAPH = ("torch", "reference")  # backends that look at lengths on the CPU
 
@@ -44,11 +47,12 @@ class Shape:
     contexts: tuple[int, ...]
     queries: tuple[int, ...]
     block_size: int = 16
+    token_bytes: int = TOKEN_BYTES
 
     @property
     def bytes(self) -> int:
         """K and V, read once."""
-        return sum(self.contexts) * TOKEN_BYTES
+        return sum(self.contexts) * self.token_bytes
 
     @property
     def flops(self) -> int:
@@ -85,6 +89,27 @@ def all_shapes() -> list[Shape]:
     return [*decodes, skewed, *pages, *prefills]
 
 
+def blocks_of(pool: torch.Tensor, block_size: int) -> list[torch.Tensor]:
+    """K and V of a layer, [num_blocks, block_size, num_kv_heads, head_dim], out of a pool of rows
+    or, for FP8, of bytes."""
+    if pool.dtype != torch.uint8:
+        return [x[:len(x) // block_size * block_size].unflatten(0, (-1, block_size)) for x in pool]
+    shape = block_size, NUM_KV_HEADS, HEAD_DIM
+    size = part_bytes(*shape)
+    parts = [rows_of(x[:len(x) // size * size].view(-1, size), *shape) for x in pool]
+    for part in parts:
+        scales_of(part).fill_(1 / 64)
+    return parts
+
+
+def random_pool(tokens: int, fp8: bool, device: str) -> torch.Tensor:
+    """Random K and V of so many tokens; of an FP8 cache bytes, none of them NaN."""
+    if not fp8:
+        return torch.randn(2, tokens, NUM_KV_HEADS, HEAD_DIM, device=device, dtype=DTYPE)
+    return torch.randint(256, (2, tokens * FP8_TOKEN_BYTES // 2), device=device,
+                         dtype=torch.uint8) & 0xF7
+
+
 class Inputs:
     """Random q, K, V and block tables of a shape, in several sets that together exceed the L2
     cache."""
@@ -92,8 +117,7 @@ class Inputs:
     def __init__(self, shape: Shape, pool: torch.Tensor, device: torch.device, sets: int):
         generator = torch.Generator().manual_seed(0)
         needed = [-(-context // shape.block_size) for context in shape.contexts]
-        k, v = (x[:x.shape[0] // shape.block_size * shape.block_size].unflatten(
-            0, (-1, shape.block_size)) for x in pool)
+        k, v = blocks_of(pool, shape.block_size)
         if sum(needed) > len(k):
             raise ValueError(
                 f"{shape.name} needs {sum(needed)} blocks of {shape.block_size}, and the memory "
@@ -164,7 +188,7 @@ def contenders(shape: Shape, inputs: Inputs) -> Iterable[tuple[str, Callable, li
             continue
         longest = {"max_query_len": max(shape.queries)} if name not in NO_GRAPH else {}
         yield name, partial(attention.run, **longest), inputs.sets
-    if shape.kind != "mixed" and len(set(shape.contexts)) == 1:
+    if k.dtype != FP8 and shape.kind != "mixed" and len(set(shape.contexts)) == 1:
         from torch.nn.attention.bias import causal_lower_right
 
         mask = causal_lower_right(shape.queries[0],
@@ -198,21 +222,23 @@ def measure_store(pool: torch.Tensor, num_tokens: int = 16_384) -> list[dict]:
     """The store kernel on slices of a fused projection, and a plain copy of as many bytes."""
     from paged.kernels.store import store
 
-    blocks = torch.randperm(pool.shape[1] // 16)[:4 * num_tokens // 16]
+    caches = blocks_of(pool, 16)
+    blocks = torch.randperm(len(caches[0]))[:4 * num_tokens // 16]
     slots = (blocks[:, None] * 16 + torch.arange(16)).view(4, num_tokens).to(pool.device)
     fused = torch.randn(4, num_tokens, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM, device=pool.device,
                         dtype=DTYPE)
-    caches = [x[:x.shape[0] // 16 * 16].unflatten(0, (-1, 16)) for x in pool]
     sets = [(x[:, NUM_HEADS:-NUM_KV_HEADS], x[:, -NUM_KV_HEADS:], *caches, s)
             for x, s in zip(fused, slots)]
     source, target = torch.randn(2, 4, num_tokens, TOKEN_BYTES // DTYPE.itemsize,
                                  device=pool.device).to(DTYPE)
+    written = TOKEN_BYTES if pool.dtype != torch.uint8 else FP8_TOKEN_BYTES
     rows = []
-    for name, function, inputs in (("triton", store, sets), ("copy", lambda a, b: b.copy_(a),
-                                                             list(zip(source, target)))):
+    for name, function, inputs, size in (("triton", store, sets, TOKEN_BYTES + written),
+                                         ("copy", lambda a, b: b.copy_(a), list(zip(
+                                             source, target)), 2 * TOKEN_BYTES)):
         rows.append({
             "kind": "store", "shape": f"{num_tokens:,} tokens", "block_size": 16, "backend": name,
-            "bytes": 2 * num_tokens * TOKEN_BYTES, "flops": 0, "call_us": call_times(
+            "bytes": num_tokens * size, "flops": 0, "call_us": call_times(
                 function, inputs, REPETITIONS), "graph_us": graph_times(
                     function, inputs, REPETITIONS)
         })
@@ -265,19 +291,27 @@ def main(argv: list[str] | None = None) -> int:
                                      description=__doc__.split("\n\n")[0])
     parser.add_argument("--output", type=Path, metavar="FILE",
                         help="also write the record, with raw samples, as JSON")
+    parser.add_argument("--kv-cache-dtype", choices=("auto", "fp8"), default="auto",
+                        help="of K and V: bfloat16 like Q, or fp8 (%(default)s)")
     args = parser.parse_args(argv)
     check_output(args.output)
+    fp8 = args.kv_cache_dtype == "fp8"
     if not torch.cuda.is_available():
         raise ValueError(
             "this benchmark needs a CUDA device: Triton's interpreter shows what a kernel "
             "computes, and its time says nothing about a GPU")
-    record = machine("python -m paged bench kernels") | ceilings("cuda", REPETITIONS)
-    record |= {"dtype": "bfloat16", "heads": [NUM_HEADS, NUM_KV_HEADS, HEAD_DIM], "rows": []}
+    command = "python -m paged bench kernels" + " --kv-cache-dtype fp8" * fp8
+    record = machine(command) | ceilings("cuda", REPETITIONS)
+    record |= {
+        "dtype": "bfloat16", "kv_cache_dtype": "fp8" if fp8 else "bfloat16",
+        "heads": [NUM_HEADS, NUM_KV_HEADS, HEAD_DIM], "rows": []
+    }
     tokens = min(2**20, torch.cuda.mem_get_info()[0] // 2 // TOKEN_BYTES) // 256 * 256
-    pool = torch.randn(2, tokens, NUM_KV_HEADS, HEAD_DIM, device="cuda", dtype=DTYPE)
+    pool = random_pool(tokens, fp8, "cuda")
+    token_bytes = FP8_TOKEN_BYTES if fp8 else TOKEN_BYTES
     for shape in tqdm(all_shapes(), desc="shapes"):
         try:
-            record["rows"] += measure(shape, pool)
+            record["rows"] += measure(replace(shape, token_bytes=token_bytes), pool)
         except ValueError as error:
             tqdm.write(str(error))
     record["rows"] += measure_store(pool)

@@ -14,7 +14,6 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,11 +22,11 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from paged.bench.common import QWEN3_0_6B, check_output, machine
+from paged.bench.common import QWEN3_0_6B, VOCABULARY, check_output, machine
+from paged.bench.steps import step_split
 from paged.checks import whole_number
 from paged.config import Speedups
 from paged.device import use_device
-from paged.engine import Engine
 from paged.llm import LLM
 from paged.models.config import ModelConfig
 from paged.models.decoder import Decoder
@@ -36,13 +35,11 @@ from paged.owner import short_collections
 from paged.parallel.shard import Part
 from paged.sampling import SamplingParams
 
-VOCABULARY = 10_000  # token ids that prompts are drawn from
 ABLATIONS = {
     "everything": {}, "no narrow products": {"narrow_products": False},
     "in step": {"run_ahead": False}, "no graphs": {"graphs": False},
     "plain PyTorch kernels": {"fused": False}
 }
-
 FILTERS: dict[str, dict[str, Any]] = {
     "temperature": {}, "top-p and top-k": {"top_p": 0.95, "top_k": 50}, "top-p": {"top_p": 0.95},
     "min-p": {"min_p": 0.05}, "repetition penalty": {"repetition_penalty": 1.1}
@@ -173,125 +170,6 @@ def gaps_while_prompts_arrive(llm: LLM, num_decoding: int = 16, prompt: int = 20
     }
 
 
-def step_split(llm: LLM, num_requests: int, context: int, steps: int = 20) -> dict:
-    """Milliseconds of a decode step: as the clock sees it, in the parts of the engine on the CPU,
-    and in kernels.
-
-    Kernels come from PyTorch's profiler, in steps of their own (`kernel_split`); the clock runs
-    without it.
-    """
-    engine = llm.engine
-    for i in range(num_requests):
-        engine.add_request([(i * 11 + j) % VOCABULARY for j in range(context)],
-                           SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=200))
-    while any(request.num_computed_tokens < request.num_prompt_tokens + 3
-              for request in engine.scheduler.running) or engine.scheduler.waiting:
-        engine.step()
-    clock = clock_split(engine, steps)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        for _ in range(steps):
-            engine.step()
-        torch.cuda.synchronize()
-    engine.reset()
-    return {
-        "requests": num_requests, "context": context, **clock, **kernel_split(
-            profile.events(), steps)
-    }
-
-
-def clock_split(engine: Engine, steps: int) -> dict:
-    """Milliseconds of a step, and of it in the parts of the engine.
-
-    `collect` is mostly waiting for the GPU; the others are work of the CPU. It runs a step ahead:
-    while it schedules and launches one step, the GPU is at the one before, so that CPU and kernels
-    do not add up.
-    """
-    parts = {
-        "schedule": (engine.scheduler, "schedule"), "launch": (engine, "launch"),
-        "collect": (engine, "collect"), "update": (engine, "_update")
-    }
-    originals = {name: getattr(*place) for name, place in parts.items()}
-    seconds = dict.fromkeys(parts, 0.0)
-
-    def timing(name):
-
-        def call(*args):
-            start = time.perf_counter()
-            result = originals[name](*args)
-            seconds[name] += time.perf_counter() - start
-            return result
-
-        return call
-
-    for name, place in parts.items():
-        setattr(*place, timing(name))
-    try:
-        _wait_for_gpu()
-        start = time.perf_counter()
-        for _ in range(steps):
-            engine.step()
-        _wait_for_gpu()
-        wall = time.perf_counter() - start
-    finally:
-        for name, place in parts.items():
-            setattr(*place, originals[name])
-    return {
-        "step_ms": 1e3 * wall / steps,
-        "cpu_ms": {name: 1e3 * part / steps
-                   for name, part in seconds.items()}
-    }
-
-
-def _wait_for_gpu() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-def kernel_split(events: Iterable, steps: int) -> dict:
-    """Milliseconds a step in each kind of kernel, from the events of a profile of so many steps.
-
-    A kernel may start while the one before it still runs, and wait: `kernels_ms` adds up what each
-    lasted, and may exceed the step. In `busy_ms` every instant counts once, for the kernel that
-    began first, so that the sum is the time the GPU was busy; `profiled_ms` is the time from the
-    first kernel to the end of the last.
-    """
-    kernels = sorted((event.time_range.start, event.time_range.end, event.name) for event in events
-                     if event.device_type == torch.autograd.DeviceType.CUDA)
-    lasted: dict[str, float] = {}
-    busy: dict[str, float] = {}
-    by_name: dict[str, list[float]] = {}
-    reached = 0.0  # microseconds, as all times of the profiler
-    for start, end, name in kernels:
-        kind, ms = _kind(name), (end - start) / 1e3 / steps
-        lasted[kind] = lasted.get(kind, 0) + ms
-        busy[kind] = busy.get(kind, 0) + max(0.0, end - max(start, reached)) / 1e3 / steps
-        reached = max(reached, end)
-        entry = by_name.setdefault(name[:80], [0, 0])
-        entry[0] += 1 / steps
-        entry[1] += ms
-    top = sorted(by_name.items(), key=lambda item: -item[1][1])[:14]
-    return {
-        "kernels_ms": lasted, "busy_ms": busy,
-        "profiled_ms": (reached - kernels[0][0]) / 1e3 / steps,
-        "top_kernels": [[name, *numbers] for name, numbers in top]
-    }
-
-
-def _kind(name: str) -> str:
-    """Which part of a step a kernel belongs to, by its name."""
-    for kind, words in {
-            "attention": ("_decode_kernel", "_prefill_kernel", "flash", "Flash", "fmha"),
-            "sampling": ("_weigh_kernel", "_cut_kernel", "_draw_kernel"),
-            "copies": ("Memcpy", "Memset"),
-            "norm, rotary, store, activation": ("norm", "_store_kernel", "_silu_mul"),
-            "products": ("_product_kernel", "_qkv_kernel", "gemm", "gemv", "nvjet", "cutlass",
-                         "splitK", "cublas"),
-    }.items():
-        if any(word in name for word in words):
-            return kind
-    return "other"
-
-
 def main(argv: list[str] | None = None) -> int:
     """Measure, print a summary, and write the record where --output says."""
     parser = argparse.ArgumentParser(prog="python -m paged bench workload", description=__doc__,
@@ -311,26 +189,26 @@ def main(argv: list[str] | None = None) -> int:
                         help="tokens of its longest prompts and answers (1024; on a CPU 64)")
     parser.add_argument("--tokens", type=int,
                         help="tokens of each of 1, 8 and 32 requests at once (512; on a CPU 8)")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="of K and V (%(default)s)")
     parser.add_argument("--ablations", action="store_true",
                         help="also with each speed-up switched off")
     parser.add_argument("--output", type=Path, help="JSON file to write")
     args = parser.parse_args(argv)
     device = use_device(args.device)
     on_gpu = device.type == "cuda"
-    for name, default in {
-            "requests": 256 if on_gpu else 4, "longest": 1024 if on_gpu else 64,
-            "tokens": 512 if on_gpu else 8
-    }.items():
+    for name, defaults in dict(requests=(4, 256), longest=(64, 1024), tokens=(8, 512)).items():
         if getattr(args, name) is None:
-            setattr(args, name, default)
+            setattr(args, name, defaults[on_gpu])
     for name in ("block_size", "budget", "latency_budget", "layers", "requests", "longest",
                  "tokens", "tensor_parallel_size"):
         whole_number("--" + name.replace("_", "-"), getattr(args, name), least=1)
     check_output(args.output)
     ranks = args.tensor_parallel_size
-    record = machine("python -m paged bench workload" + (" --ablations" if args.ablations else "")
-                     + ("" if args.block_size == 16 else f" --block-size {args.block_size}")
-                     + (f" --tensor-parallel-size {ranks}" if ranks > 1 else ""))
+    record = machine(
+        "python -m paged bench workload" + (" --ablations" if args.ablations else "")
+        + ("" if args.block_size == 16 else f" --block-size {args.block_size}")
+        + (f" --tensor-parallel-size {ranks}" if ranks > 1 else "")
+        + ("" if args.kv_cache_dtype == "auto" else f" --kv-cache-dtype {args.kv_cache_dtype}"))
     dtype = torch.bfloat16 if on_gpu else torch.float32
     shapes = replace(QWEN3_0_6B, num_layers=args.layers)
     model: Any = (
@@ -340,7 +218,8 @@ def main(argv: list[str] | None = None) -> int:
         "model": f"Qwen3-0.6B shapes, {args.layers} layers, random weights",
         "dtype": str(dtype)[6:], "longest": args.longest, "at_once_tokens": args.tokens,
         "block_size": args.block_size, "max_num_batched_tokens": args.budget,
-        "latency_budget": args.latency_budget, "tensor_parallel_size": ranks
+        "latency_budget": args.latency_budget, "tensor_parallel_size": ranks,
+        "kv_cache_dtype": args.kv_cache_dtype
     }
     prompts, params = workload(args.requests, min(100, (args.longest + 3) // 4), args.longest)
     record["input_tokens"] = sum(map(len, prompts))
@@ -348,9 +227,10 @@ def main(argv: list[str] | None = None) -> int:
 
     def engine(budget: int, **switched_off) -> LLM:
         start = time.perf_counter()
-        llm = LLM(model, args.device, dtype, block_size=args.block_size,
-                  max_num_batched_tokens=budget, max_model_len=max(4096, 2 * args.longest + 200),
-                  speedups=Speedups(**switched_off), tensor_parallel_size=ranks)
+        llm = LLM(model, args.device, dtype,
+                  block_size=args.block_size, max_num_batched_tokens=budget, max_model_len=max(
+                      4096, 2 * args.longest + 200), speedups=Speedups(**switched_off),
+                  tensor_parallel_size=ranks, kv_cache_dtype=args.kv_cache_dtype)
         record.setdefault("start_up_s", []).append(time.perf_counter() - start)
         record.setdefault("start_up_phases_s", []).append(llm.start_up)
         return llm

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from paged.device import device_properties
+from paged.fp8 import FP8
 
 LOG2_E: tl.constexpr = tl.constexpr(
     1.4426950408889634)  # exp(x) = exp2(x × log2 e); exp2 is one instruction
@@ -42,7 +43,88 @@ def load_rows(base, slots, ROW: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM
     pointers = base + (slots.to(tl.int64) * ROW)[:, None]
     if HEAD_DIM == PADDED_DIM:
         return tl.load(pointers)
-    return tl.load(pointers, mask=(tl.arange(0, PADDED_DIM) < HEAD_DIM)[None, :], other=0.0)
+    return tl.load(pointers, mask=(tl.arange(0, PADDED_DIM) < HEAD_DIM)[None, :], other=0)
+
+
+@triton.jit
+def load_numbers(base, slots, dtype, ROW: tl.constexpr, HEAD_DIM: tl.constexpr,
+                 PADDED_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, GAP: tl.constexpr):
+    """`load_rows` in the dtype of q, of a plain cache or of an FP8 one.
+
+    There GAP bytes, the scales, lie between the rows of a block and those of the next, and what is
+    returned is still to be multiplied by `load_scales`. GAP is 0 in a plain cache.
+    """
+    if GAP:
+        block = base + ((slots // BLOCK_SIZE).to(tl.int64) * GAP)[:, None]
+        return from_fp8(load_rows(block, slots, ROW, HEAD_DIM, PADDED_DIM), dtype)
+    return load_rows(base, slots, ROW, HEAD_DIM, PADDED_DIM).to(dtype)
+
+
+@triton.jit
+def load_scales(cache_ptr, kv_head, slots, ROW: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+                GAP: tl.constexpr):
+    """What the rows of these slots are to be multiplied by, [TILE] in float32."""
+    return 256 * tl.load(scale_pointers(cache_ptr, kv_head, slots, ROW, BLOCK_SIZE, GAP))
+
+
+@triton.jit
+def scale_pointers(cache_ptr, kv_head, slots, ROW: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+                   GAP: tl.constexpr):
+    """Where the scales of these slots are, see `fp8.py`; slots and KV heads in shapes that fit each
+    other."""
+    behind_rows: tl.constexpr = (BLOCK_SIZE * ROW + 3) // 4 * 4
+    block: tl.constexpr = (BLOCK_SIZE * ROW + GAP) // 4
+    scales = (cache_ptr + behind_rows).to(tl.pointer_type(tl.float32))
+    return (scales +
+            (slots // BLOCK_SIZE).to(tl.int64) * block + kv_head * BLOCK_SIZE + slots % BLOCK_SIZE)
+
+
+@triton.jit
+def from_fp8(byte, dtype):
+    """The number of each byte, over 256, in that dtype: the bits moved to where a wider type has
+    them.
+
+        FP8         s eeee mmm
+        float16     s 0eeee mmm0000000         exponents 8 apart: the number over 2⁸
+        bfloat16    s 0000eeee mmm0000         120 apart
+
+    No card needs to know FP8 for that. NaN becomes a number; its scale is NaN.
+    """
+    bits = byte.to(tl.int16)
+    sign, rest = (bits & 0x80) << 8, bits & 0x7F
+    if dtype == tl.bfloat16:
+        wide = (sign | (rest << 4)).to(tl.bfloat16, bitcast=True)
+        return (wide * 5.192296858534828e33).to(tl.bfloat16)  # 2¹¹²
+    return (sign | (rest << 7)).to(tl.float16, bitcast=True).to(dtype)
+
+
+@triton.jit
+def largest(x, AXIS: tl.constexpr):
+    """max |x|, infinity where there is a NaN."""
+    return tl.max(tl.where(tl.abs(x) < float("inf"), tl.abs(x), float("inf")), AXIS)
+
+
+@triton.jit
+def fp8_scale(largest):
+    """The scale of rows with these largest numbers, and its inverse; `fp8.quantize` says how."""
+    scale = tl.maximum(tl.math.div_rn(largest, 448.0), 1.1754943508222875e-38)
+    scale = tl.where(largest < float("inf"), scale, float("nan"))
+    return scale, tl.math.div_rn(1.0, scale)
+
+
+@triton.jit
+def to_fp8(x):
+    """float32 as the bytes of the nearest FP8, ties to even, what lies beyond 448 as 448.
+
+    Half a step is added to the bits before they are cut. Below 2⁻⁶, where the steps no longer
+    shrink, float32's adder rounds: beside 2¹⁴ its own steps are as wide.
+    """
+    size = tl.minimum(tl.abs(x), 448.0)
+    bits = size.to(tl.int32, bitcast=True)
+    cut = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
+    small = (size + 16384.0).to(tl.int32, bitcast=True) & 0xF
+    sign = (x.to(tl.int32, bitcast=True) >> 24) & 0x80
+    return (tl.where(size < 0.015625, small, cut) | sign).to(tl.uint8)
 
 
 @triton.jit
@@ -81,6 +163,14 @@ def counters(device: torch.device) -> torch.Tensor:
     if torch.cuda.is_current_stream_capturing():
         return for_graphs
     return _zeros(device, torch.cuda.current_stream(device).cuda_stream)
+
+
+def raw(cache: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """A layer's K or V as kernels take it, and the bytes between the rows of its blocks; see
+    `load_numbers`."""
+    if cache.dtype != FP8:
+        return cache, 0
+    return cache.view(torch.uint8), cache.stride(0) - cache.stride(1) * cache.shape[1]
 
 
 _compiled: dict = {}

@@ -24,7 +24,16 @@ import triton
 import triton.language as tl
 
 from paged.device import Card, device_properties
-from paged.kernels.common import LOG2_E, counters, launch, load_rows, start_early, tile_slots
+from paged.kernels.common import (
+    LOG2_E,
+    counters,
+    launch,
+    load_numbers,
+    load_scales,
+    raw,
+    start_early,
+    tile_slots,
+)
 
 
 @triton.jit
@@ -92,7 +101,8 @@ def _decode_kernel(q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, counter_ptr, block
                    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
                    PADDED_DIM: tl.constexpr, PADDED_REQUESTS: tl.constexpr, TILE: tl.constexpr,
                    PADDED_GROUP: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr,
-                   PIECES: tl.constexpr, EARLY: tl.constexpr):
+                   PIECES: tl.constexpr, EARLY: tl.constexpr, GAP: tl.constexpr):
+    ROW: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
     tiles, ends, total, share = _shares(seq_lens_ptr, query_start_loc_ptr, num_requests,
                                         NUM_KV_HEADS, TILE, PADDED_REQUESTS)
     begin = tl.program_id(0) * share
@@ -123,17 +133,24 @@ def _decode_kernel(q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, counter_ptr, block
         l = tl.zeros([PADDED_GROUP], tl.float32)
         acc = tl.zeros([PADDED_GROUP, PADDED_DIM], tl.float32)
         for tile in range(first_tile, last_tile):
-            k = load_rows(k_base, slots, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, PADDED_DIM).to(q.dtype)
-            v = load_rows(v_base, slots, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, PADDED_DIM).to(q.dtype)
+            k = load_numbers(k_base, slots, q.dtype, ROW, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, GAP)
+            v = load_numbers(v_base, slots, q.dtype, ROW, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, GAP)
+            if GAP:
+                k_scale = load_scales(k_ptr, kv_head, slots, ROW, BLOCK_SIZE, GAP)
+                v_scale = load_scales(v_ptr, kv_head, slots, ROW, BLOCK_SIZE, GAP)
             slots = tile_slots(tile + 1, length, table_ptr, BLOCK_SIZE,
                                TILE)  # asked for one tile ahead
             scores = tl.dot(q, k.T, input_precision="ieee") * (scale * LOG2_E)
+            if GAP:
+                scores *= k_scale[None, :]
             token = tile * TILE + tl.arange(0, TILE)
             scores = tl.where((token < length)[None, :], scores, float("-inf"))
             m_new = tl.maximum(m, tl.max(scores, 1))
             alpha = tl.exp2(m - m_new)
             p = tl.exp2(scores - m_new[:, None])
             l = l * alpha + tl.sum(p, 1)
+            if GAP:
+                p *= v_scale[None, :]
             acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision="ieee")
             m = m_new
         acc = tl.where(length > 0, acc / l[:, None],
@@ -189,10 +206,10 @@ def decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
     """Write into `out` the attention of every request that has exactly one query; leave the other
     rows alone.
 
-    q, out: [N, num_heads, head_dim], the heads of a token side by side; caches: [num_blocks,
-    block_size, num_kv_heads, head_dim], contiguous like out; block_tables: [requests, max_blocks],
-    seq_lens: [requests], query_start_loc: [requests + 1], int32 on the GPU. A context of 0 tokens
-    gives zeros. The launch depends on shapes alone: safe to capture in a CUDA graph.
+    q, out: [N, num_heads, head_dim], the heads of a token side by side; caches: a layer of a
+    PagedKVCache, [num_blocks, block_size, num_kv_heads, head_dim]; block_tables: [requests,
+    max_blocks], seq_lens: [requests], query_start_loc: [requests + 1], int32 on the GPU. A context
+    of 0 tokens gives zeros. The launch depends on shapes alone: safe to capture in a CUDA graph.
 
     early: start while the kernel before is still at work, and wait for what it writes; seq_lens and
     query_start_loc, which are read at once, must be older.
@@ -200,6 +217,7 @@ def decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
     num_requests, num_heads, head_dim = len(seq_lens), q.shape[1], q.shape[2]
     _, block_size, num_kv_heads, _ = k_cache.shape
     group = num_heads // num_kv_heads
+    (k_cache, gap), (v_cache, _) = raw(k_cache), raw(v_cache)
     card = device_properties(q.device)
     tile, warps, stages, programs = launch_shape(card, q.dtype, head_dim, num_requests, group)
     # Early programs are dealt out evenly where they fill a multiprocessor exactly: one warp and 32
@@ -224,5 +242,5 @@ def decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
             q.device), block_tables, seq_lens, query_start_loc),
         (scale, num_requests, block_tables.stride(0)), (q.stride(0),),
         (num_kv_heads, group, head_dim, padded_dim, max(64, triton.next_power_of_2(num_requests)),
-         tile, max(16, triton.next_power_of_2(group)), block_size, heads, pieces, early),
+         tile, max(16, triton.next_power_of_2(group)), block_size, heads, pieces, early, gap),
         num_warps=warps, num_stages=stages, **({"launch_pdl": True} if early else {}))

@@ -10,7 +10,15 @@ import torch
 import triton
 import triton.language as tl
 
-from paged.kernels.common import early_launch, start_early
+from paged.kernels.common import (
+    early_launch,
+    fp8_scale,
+    largest,
+    raw,
+    scale_pointers,
+    start_early,
+    to_fp8,
+)
 
 
 @triton.jit
@@ -28,7 +36,8 @@ def _rotate_and_store_kernel(
         q_ptr, k_cache_ptr, v_cache_ptr, eps, num_tokens, k_block, k_row, NUM_HEADS: tl.constexpr,
         NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
         NORM: tl.constexpr, HEADS: tl.constexpr, PADDED_HALF: tl.constexpr, SCALE: tl.constexpr,
-        BIAS: tl.constexpr, WIDTH: tl.constexpr, PADDED_WIDTH: tl.constexpr, EARLY: tl.constexpr):
+        BIAS: tl.constexpr, GAP: tl.constexpr, WIDTH: tl.constexpr, PADDED_WIDTH: tl.constexpr,
+        EARLY: tl.constexpr):
     # The heads of a token lie in a row, | q 0 … | k 0 … | v 0 …; a program takes HEADS of them, and
     # of each the first and the second half, which rotary turns together.
     token = tl.program_id(0).to(tl.int64)
@@ -87,6 +96,16 @@ def _rotate_and_store_kernel(
     place = (slot // BLOCK_SIZE) * k_block + (slot % BLOCK_SIZE) * k_row + kv_head * HEAD_DIM + dim[
         None, :]
     is_k = (is_q == 0) & (is_v == 0)
+    if GAP:
+        first, second = first.to(tl.float32), second.to(tl.float32)
+        scale, inverse = fp8_scale(tl.maximum(largest(first, 1), largest(second, 1))[:, None])
+        first, second = to_fp8(first * inverse), to_fp8(second * inverse)
+        ROW: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
+        real_head = (head < all_heads)[:, None]
+        tl.store(scale_pointers(k_cache_ptr, kv_head, slot, ROW, BLOCK_SIZE, GAP), scale,
+                 mask=real_head & is_k)
+        tl.store(scale_pointers(v_cache_ptr, kv_head, slot, ROW, BLOCK_SIZE, GAP), scale,
+                 mask=real_head & is_v)
     tl.store(k_cache_ptr + place, first, mask=inside & is_k)
     tl.store(k_cache_ptr + place + half, second, mask=inside & is_k)
     tl.store(v_cache_ptr + place, first, mask=inside & is_v)
@@ -114,6 +133,7 @@ def rotate_and_store(qkv: torch.Tensor, x: torch.Tensor | None, bias: torch.Tens
     """
     _, block_size, num_kv_heads, head_dim = k_cache.shape
     num_tokens, all_heads = len(qkv), num_heads + 2 * num_kv_heads
+    (k_cache, gap), (v_cache, _) = raw(k_cache), raw(v_cache)
     heads, warps = (16, 2) if num_tokens < 1024 else (32, 4)  # measured on an H200
     q = torch.empty(num_tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
     _rotate_and_store_kernel[num_tokens, triton.cdiv(all_heads, heads)](
@@ -121,9 +141,8 @@ def rotate_and_store(qkv: torch.Tensor, x: torch.Tensor | None, bias: torch.Tens
         qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm, q, k_cache, v_cache,
         eps, num_tokens, *k_cache.stride()[:2], NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim, BLOCK_SIZE=block_size, NORM=q_norm is not None, HEADS=heads,
-        PADDED_HALF=triton.next_power_of_2(
-            head_dim // 2), BIAS=bias is not None, num_warps=warps, **_scaled_by(x), **early_launch(
-                qkv.device))
+        PADDED_HALF=triton.next_power_of_2(head_dim // 2), BIAS=bias is not None, GAP=gap,
+        num_warps=warps, **_scaled_by(x), **early_launch(qkv.device))
     return q
 
 

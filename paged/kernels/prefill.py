@@ -26,19 +26,22 @@ import triton
 import triton.language as tl
 
 from paged.device import Card, device_properties
-from paged.kernels.common import LOG2_E, launch, load_rows, tile_slots
+from paged.kernels.common import LOG2_E, launch, load_numbers, load_scales, raw, tile_slots
 
 
 @triton.jit
-def _attend(q, m, l, acc, first, last, positions, length, table_ptr, k_base, v_base, scale,
+def _attend(q, m, l, acc, first, last, positions, length, table_ptr, k_ptr, v_ptr, kv_head, scale,
             ROW: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
-            BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr):
+            BLOCK_SIZE: tl.constexpr, GAP: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr):
     """Online softmax over tiles first to last − 1: running maximum m, running sum l, weighted
     values acc."""
+    inside = kv_head * HEAD_DIM + tl.arange(0, PADDED_DIM)[None, :]
     slots = tile_slots(first, length, table_ptr, BLOCK_SIZE, TILE)
     for tile in range(first, last):
-        k = load_rows(k_base, slots, ROW, HEAD_DIM, PADDED_DIM).to(q.dtype)
+        k = load_numbers(k_ptr + inside, slots, q.dtype, ROW, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, GAP)
         scores = tl.dot(q, k.T, input_precision="ieee")
+        if GAP:
+            scores *= load_scales(k_ptr, kv_head, slots, ROW, BLOCK_SIZE, GAP)[None, :]
         if MASKED:
             token = tile * TILE + tl.arange(0, TILE)
             scores = tl.where(token[None, :] <= positions[:, None], scores, float("-inf"))
@@ -48,7 +51,9 @@ def _attend(q, m, l, acc, first, last, positions, length, table_ptr, k_base, v_b
         p = tl.exp2(scores * scale - m_new[:, None])
         alpha = tl.exp2(m - m_new)
         l = l * alpha + tl.sum(p, 1)
-        v = load_rows(v_base, slots, ROW, HEAD_DIM, PADDED_DIM).to(q.dtype)
+        v = load_numbers(v_ptr + inside, slots, q.dtype, ROW, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, GAP)
+        if GAP:
+            p *= load_scales(v_ptr, kv_head, slots, ROW, BLOCK_SIZE, GAP)[None, :]
         acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision="ieee")
         m = m_new
         slots = tile_slots(tile + 1, length, table_ptr, BLOCK_SIZE,
@@ -62,7 +67,7 @@ def _prefill_kernel(q_ptr, k_ptr, v_ptr, out_ptr, block_tables_ptr, seq_lens_ptr
                     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
                     PADDED_DIM: tl.constexpr, PADDED_REQUESTS: tl.constexpr,
                     BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
-                    MIN_QUERIES: tl.constexpr):
+                    MIN_QUERIES: tl.constexpr, GAP: tl.constexpr):
     TOKENS: tl.constexpr = ROWS // GROUP
     ROW: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
     # Every request needs so many programs a KV head. Its last program has the longest context and
@@ -95,16 +100,14 @@ def _prefill_kernel(q_ptr, k_ptr, v_ptr, out_ptr, block_tables_ptr, seq_lens_ptr
     full = tl.maximum(first_position + 1, 0) // TILE  # tiles that every row sees whole
     seen = tl.cdiv(tl.minimum(length, first_position + TOKENS), TILE)  # tiles that some row sees
     table_ptr = block_tables_ptr + request.to(tl.int64) * table_stride
-    k_base = k_ptr + kv_head * HEAD_DIM + dim[None, :]
-    v_base = v_ptr + kv_head * HEAD_DIM + dim[None, :]
     m = tl.full([ROWS], float("-inf"), tl.float32)
     l = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, PADDED_DIM], tl.float32)
     scale *= LOG2_E
-    m, l, acc = _attend(q, m, l, acc, 0, full, positions, length, table_ptr, k_base, v_base, scale,
-                        ROW, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, TILE, False)
-    m, l, acc = _attend(q, m, l, acc, full, seen, positions, length, table_ptr, k_base, v_base,
-                        scale, ROW, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, TILE, True)
+    m, l, acc = _attend(q, m, l, acc, 0, full, positions, length, table_ptr, k_ptr, v_ptr, kv_head,
+                        scale, ROW, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, GAP, TILE, False)
+    m, l, acc = _attend(q, m, l, acc, full, seen, positions, length, table_ptr, k_ptr, v_ptr,
+                        kv_head, scale, ROW, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, GAP, TILE, True)
     acc = acc / tl.where(l > 0.0, l, 1.0)[:, None]  # an empty context gives zeros
     tl.store(out_ptr + ((line * (NUM_KV_HEADS * GROUP) + head) * HEAD_DIM)[:, None] + dim[None, :],
              acc.to(out_ptr.dtype.element_ty), mask=real)
@@ -139,22 +142,24 @@ def prefill(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
     """Write into `out` the attention of every request with at least `min_queries` queries, and of
     no other.
 
-    q, out: [N, num_heads, head_dim], the heads of a token side by side; caches: [num_blocks,
-    block_size, num_kv_heads, head_dim], contiguous like out; block_tables: [requests, max_blocks],
-    seq_lens: [requests], query_start_loc: [requests + 1], int32 on the GPU. A context of 0 tokens
-    gives zeros.
+    q, out: [N, num_heads, head_dim], the heads of a token side by side; caches: a layer of a
+    PagedKVCache, [num_blocks, block_size, num_kv_heads, head_dim]; block_tables: [requests,
+    max_blocks], seq_lens: [requests], query_start_loc: [requests + 1], int32 on the GPU. A context
+    of 0 tokens gives zeros.
     """
     (num_tokens, num_heads, head_dim), num_requests = q.shape, len(seq_lens)
     _, block_size, num_kv_heads, _ = k_cache.shape
     group = num_heads // num_kv_heads
+    (k_cache, gap), (v_cache, _) = raw(k_cache), raw(v_cache)
     rows, tile, options = launch_shape(device_properties(q.device), q.dtype, head_dim, num_tokens)
     rows = max(rows, triton.next_power_of_2(group))
     # A program for each `rows // group` tokens of a request; the GPU knows how many, the CPU an
     # upper bound.
     most = num_tokens // (rows // group) + min(num_requests, num_tokens)
-    launch(_prefill_kernel, (most * num_kv_heads, 1, 1),
-           (q, k_cache, v_cache, out, block_tables, seq_lens, query_start_loc),
-           (scale, num_requests, block_tables.stride(0)), (q.stride(0),),
-           (num_kv_heads, group, head_dim, max(16, triton.next_power_of_2(head_dim)),
-            max(64, triton.next_power_of_2(num_requests)), block_size, rows, tile, min_queries),
-           **options)
+    launch(
+        _prefill_kernel, (most * num_kv_heads, 1, 1),
+        (q, k_cache, v_cache, out, block_tables, seq_lens, query_start_loc),
+        (scale, num_requests, block_tables.stride(0)), (q.stride(0),),
+        (num_kv_heads, group, head_dim, max(16, triton.next_power_of_2(head_dim)),
+         max(64, triton.next_power_of_2(num_requests)), block_size, rows, tile, min_queries, gap),
+        **options)

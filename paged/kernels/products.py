@@ -29,7 +29,16 @@ import triton
 import triton.language as tl
 
 from paged.device import device_properties
-from paged.kernels.common import counters, early_launch, start_early
+from paged.kernels.common import (
+    counters,
+    early_launch,
+    fp8_scale,
+    largest,
+    raw,
+    scale_pointers,
+    start_early,
+    to_fp8,
+)
 
 
 @triton.jit
@@ -140,10 +149,10 @@ def _qkv_kernel(x_ptr, weight_ptr, squares_ptr, bias_ptr, positions_ptr, slots_p
                 q_norm_ptr, k_norm_ptr, q_ptr, k_cache_ptr, v_cache_ptr, partial_ptr, counter_ptr,
                 eps, num_tokens, k_block, k_row, NUM_HEADS: tl.constexpr,
                 NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-                NORM: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr, PARTS: tl.constexpr,
-                PADDED_PARTS: tl.constexpr, HALF: tl.constexpr, TOKENS: tl.constexpr,
-                COLUMNS: tl.constexpr, WIDTH: tl.constexpr, SPLIT: tl.constexpr,
-                EARLY: tl.constexpr):
+                NORM: tl.constexpr, BIAS: tl.constexpr, GAP: tl.constexpr, SCALE: tl.constexpr,
+                PARTS: tl.constexpr, PADDED_PARTS: tl.constexpr, HALF: tl.constexpr,
+                TOKENS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
+                SPLIT: tl.constexpr, EARLY: tl.constexpr):
     # A program owns one head, q 0 … | k 0 … | v 0 …: its first and second half, which rotary turns
     # together.
     head = tl.program_id(1)
@@ -195,8 +204,16 @@ def _qkv_kernel(x_ptr, weight_ptr, squares_ptr, bias_ptr, positions_ptr, slots_p
             row = (slot // BLOCK_SIZE) * k_block + (slot % BLOCK_SIZE) * k_row + kv_head * HEAD_DIM
             at = base + row[None, :] + dim[:, None]
             stored = inside & (slot >= 0)[None, :]
-            tl.store(at, first.to(base.dtype.element_ty), mask=stored)
-            tl.store(at + half, second.to(base.dtype.element_ty), mask=stored)
+            if GAP:
+                row_scale, inverse = fp8_scale(tl.maximum(largest(first, 0), largest(second, 0)))
+                scales = scale_pointers(base, kv_head, slot, NUM_KV_HEADS * HEAD_DIM, BLOCK_SIZE,
+                                        GAP)
+                tl.store(scales, row_scale, mask=valid & (slot >= 0))
+                tl.store(at, to_fp8(first * inverse[None, :]), mask=stored)
+                tl.store(at + half, to_fp8(second * inverse[None, :]), mask=stored)
+            else:
+                tl.store(at, first.to(base.dtype.element_ty), mask=stored)
+                tl.store(at + half, second.to(base.dtype.element_ty), mask=stored)
 
 
 def tile_shape(kind: str, num_tokens: int) -> tuple[int, int, int, int, int]:
@@ -280,6 +297,7 @@ def qkv_product(x: torch.Tensor, squares: torch.Tensor, weight: torch.Tensor,
     _, block_size, num_kv_heads, head_dim = k_cache.shape
     half = max(16, triton.next_power_of_2(head_dim // 2))
     heads = num_heads + 2 * num_kv_heads
+    (k_cache, gap), (v_cache, _) = raw(k_cache), raw(v_cache)
     grid, partial, counts, constants = _shared("qkv", x, half, squares, heads, True)
     q = torch.empty(len(x), num_heads, head_dim, dtype=x.dtype, device=x.device)
     _qkv_kernel[grid](x, weight, squares, x if bias is None else bias, positions, slots, rotation,
@@ -287,5 +305,5 @@ def qkv_product(x: torch.Tensor, squares: torch.Tensor, weight: torch.Tensor,
                       x if k_norm is None else k_norm, q, k_cache, v_cache, partial, counts, eps,
                       len(x), *k_cache.stride()[:2], NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads,
                       HEAD_DIM=head_dim, BLOCK_SIZE=block_size, NORM=q_norm is not None, BIAS=bias
-                      is not None, HALF=half, **constants)
+                      is not None, GAP=gap, HALF=half, **constants)
     return q

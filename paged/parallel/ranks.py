@@ -21,14 +21,12 @@ import secrets
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -37,6 +35,7 @@ import torch.distributed as dist
 
 from paged.checks import whole_number
 from paged.device import use_device
+from paged.parallel.worker import start
 
 CONTROL = "paged/control"  # the key under which rank 0 tells where it listens
 MEET = timedelta(minutes=2)
@@ -81,8 +80,9 @@ class _Ranks:
         global _here
         if _here is self:
             _here = None
-            with suppress(RuntimeError):  # of a group that has lost someone
-                dist.destroy_process_group()
+            if self.lost is None or self.device.type == "cpu":  # else it was given up
+                with suppress(RuntimeError):  # of a group that has lost someone
+                    dist.destroy_process_group()
         torch.set_num_threads(self._threads)
 
 
@@ -111,7 +111,7 @@ class Driver(_Ranks):
                 host = "127.0.0.1"
                 store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
                 for rank in range(1, size):
-                    self._processes[rank] = _start(rank, size, store.port, job, arguments)
+                    self._processes[rank] = start(rank, size, store.port, job, arguments)
             self._meet(store, host)
             threading.Thread(target=self._watch, name="paged ranks", daemon=True).start()
             with self.together():
@@ -242,15 +242,17 @@ class Driver(_Ranks):
             f"rank {rank} of {self.size} failed: {said}" if said else self._how_it_ended(rank))
 
     def _lose(self, reason: str) -> None:
-        if self.lost is None:
-            self.lost = f"{reason}. Each rank holds a part of the model: make another LLM"
+        on_gpu = self.device.type == "cuda"
+        if self.lost is None:  # a GPU may wait for ever for one that is gone
+            way_out = "start the program again" if on_gpu else "make another LLM"
+            self.lost = f"{reason}. Each rank holds a part of the model: {way_out}"
         self._over.set()
         self._hang_up()
         self._replies.put((0, None))
         group = dist.group.WORLD
-        if self.device.type == "cuda" and group is not None:
-            with suppress(RuntimeError):
-                group.abort()  # what the GPU waits for ends
+        if on_gpu and group is not None:
+            with suppress(RuntimeError, AttributeError):  # of an older PyTorch
+                group.abort()  # what the GPU waits for in NCCL ends
 
     def _how_it_ended(self, rank: int) -> str:
         process = self._processes.get(rank)
@@ -375,25 +377,3 @@ def own_device(device: torch.device) -> torch.device:
 
 def _store() -> dist.Store:
     return next(dist.rendezvous("env://", timeout=MEET))[0]
-
-
-def _start(rank: int, size: int, port: int, job: Callable,
-           arguments: dict[str, Any]) -> subprocess.Popen:
-    """A process that runs the job as this rank. It lives in a session of its own: Ctrl-C is rank
-    0's affair."""
-    threads = str(max(1, torch.get_num_threads()))
-    environment = {
-        name: value
-        for name, value in os.environ.items() if not name.startswith("TORCHELASTIC")
-    } | {
-        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size),
-        "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": threads, "PYTHONPATH": os.pathsep.join(
-            [str(Path(__file__).parents[2]), *filter(None, sys.path)])
-    }
-    process = subprocess.Popen([sys.executable, "-m", "paged.parallel.worker"],
-                               stdin=subprocess.PIPE, env=environment, start_new_session=True)
-    assert process.stdin is not None
-    with process.stdin as pipe:
-        pickle.dump((job, arguments), pipe)
-    return process

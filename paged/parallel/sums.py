@@ -82,8 +82,10 @@ class Sums:
         return x.copy_(torch.ops.symm_mem.two_shot_all_reduce_(summand, "sum", group))
 
     def _way(self, x: Tensor) -> str:
-        # The kernels move 16 bytes a thread.
-        return "nccl" if x.nbytes % (16 * self.part.size) else way_of_sum(x.nbytes, self.part.size)
+        # The kernels move 16 bytes a thread, of these two dtypes.
+        if x.nbytes % (16 * self.part.size) or x.dtype not in (torch.bfloat16, torch.float32):
+            return "nccl"
+        return way_of_sum(x.nbytes, self.part.size)
 
     def scores(self, num_rows: int) -> Tensor:
         """Where a rank is to write its columns of the logits."""

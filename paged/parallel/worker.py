@@ -6,8 +6,38 @@ torchrun.
 
 from __future__ import annotations
 
+import os
 import pickle
+import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def start(rank: int, size: int, port: int, job: Callable, arguments: dict[str,
+                                                                          Any]) -> subprocess.Popen:
+    """A process that runs the job as this rank. It lives in a session of its own: Ctrl-C is rank
+    0's affair."""
+    threads = str(max(1, torch.get_num_threads()))
+    environment = {
+        name: value
+        for name, value in os.environ.items() if not name.startswith("TORCHELASTIC")
+    } | {
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": threads, "PYTHONPATH": os.pathsep.join(
+            [str(Path(__file__).parents[2]), *filter(None, sys.path)])
+    }
+    process = subprocess.Popen([sys.executable, "-m", "paged.parallel.worker"],
+                               stdin=subprocess.PIPE, env=environment, start_new_session=True)
+    assert process.stdin is not None
+    with process.stdin as pipe:
+        pickle.dump((job, arguments), pipe)
+    return process
+
 
 if __name__ == "__main__":
     job, arguments = pickle.load(sys.stdin.buffer)
