@@ -176,7 +176,7 @@ def test_a_size_that_is_none(checkpoint, size):
 
 
 def test_what_cannot_be_shared_is_refused_before_a_process_is_started(checkpoint, monkeypatch):
-    monkeypatch.setattr(subprocess, "Popen", None)
+    monkeypatch.setattr("paged.parallel.ranks.start", None)
     whole = Loaded(None, TINY_QWEN3, None, set(), 0)
     with pytest.raises(
             ValueError, match="a model that is given is whole, and tensor_parallel_size "
