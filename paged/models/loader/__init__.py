@@ -29,7 +29,7 @@ from paged.models.loader.weights import check_layers, fill, settle_head
 from paged.models.rotary import LENGTH_DEPENDENT
 from paged.parallel.shard import Part
 
-__all__ = ["Loaded", "load", "room_for_weights"]
+__all__ = ["Loaded", "find", "load", "room_for_weights"]
 
 
 @dataclass
@@ -70,17 +70,8 @@ def load(model: str, device: str | torch.device = "cpu", dtype: str | torch.dtyp
     Raises FileNotFoundError for what is not there, ValueError for what cannot be run, MemoryError
     for what has no room, and ConnectionError where a network is needed and missing.
     """
-    if not isinstance(model, (str, Path)):
-        raise ValueError(
-            f"The model is {model!r}: give a Hugging Face directory, a .gguf file, a Hub id or "
-            "'default'.")
     device = use_device(device)
-    path = default_model.default_model() if model == "default" else Path(model).expanduser()
-    if path.is_file() and path.suffix.lower() != ".gguf":
-        raise ValueError(
-            f"{model} is a file, and not a .gguf file; name the directory of the model.")
-    if not model or not path.exists():
-        path = download(str(model))
+    path = find(model)
     found: Checkpoint = (open_gguf if path.is_file() else open_directory)(path)
     config = _fixed_for(settle_head(found.config, found.readers), max_model_len)
     check_layers(config, found.readers, path)
@@ -93,6 +84,20 @@ def load(model: str, device: str | torch.device = "cpu", dtype: str | torch.dtyp
         decoder.pack()
     return Loaded(decoder, config, found.tokenizer, found.eos_token_ids, num_weights,
                   found.generation_defaults)
+
+
+def find(model: str) -> Path:
+    """Where a model lies that is named as for `load`; downloaded, if it is not here. Raises what
+    `load` raises for a name."""
+    if not isinstance(model, (str, Path)):
+        raise ValueError(
+            f"The model is {model!r}: give a Hugging Face directory, a .gguf file, a Hub id or "
+            "'default'.")
+    path = default_model.default_model() if model == "default" else Path(model).expanduser()
+    if path.is_file() and path.suffix.lower() != ".gguf":
+        raise ValueError(
+            f"{model} is a file, and not a .gguf file; name the directory of the model.")
+    return path if model and path.exists() else download(str(model))
 
 
 def _fixed_for(config: ModelConfig, max_model_len: int | None) -> ModelConfig:
