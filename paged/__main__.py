@@ -1,4 +1,5 @@
-"""The command line: python -m paged generate | batch | trace | theatre | bench | models."""
+"""The command line: python -m paged generate | chat | serve | batch | trace | theatre | bench |
+models."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ BENCHMARKS = {
     "fleet": "requests routed to many replicas, simulated without a model",
     "cache_dtype": "what fewer bits for K and V cost in answers, on a CPU",
     "peer": "decoding beside transformers' generate, in one run",
+    "serve": "a server of OpenAI's interface under a rising load of requests",
 }
 
 
@@ -57,8 +59,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from paged import chat
     from paged.lab.theatre import command as theatre
     from paged.offline import command as batch
+    from paged.server import command as server
     parser = argparse.ArgumentParser(prog="python -m paged",
                                      description="A paged-attention inference engine.")
     commands = parser.add_subparsers(required=True, metavar="command")
@@ -90,6 +94,8 @@ def _parser() -> argparse.ArgumentParser:
     add_sampling_options(trace)
     trace.set_defaults(run=_trace)
 
+    chat.add_command(commands, add_model_options, load)
+    server.add_command(commands, add_model_options, load)
     batch.add_command(commands)
     theatre.add_command(commands)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from paged.call import Call, Checked, News
 from paged.llm import LLM
@@ -59,9 +59,23 @@ class AsyncLLM:
     async def __aexit__(self, *exception) -> None:
         await self.close()
 
+    def call(self, requests: Sequence[Checked], put: Callable[[News], object],
+             partial: bool = False) -> Call:
+        """A `Call` of the running event loop, in which `put` is called."""
+        loop = asyncio.get_running_loop()
+
+        def put_there(news: News) -> None:
+            try:
+                loop.call_soon_threadsafe(put, news)
+            except RuntimeError:  # the loop has been closed: nobody waits any more
+                pass
+
+        return Call(self.llm.owner, requests, put_there, partial)
+
     async def run(self, requests: list[Checked]) -> list[RequestOutput]:
         """Complete what `LLM.check` has let pass, as one call."""
-        call, box = self._call(requests)
+        box: asyncio.Queue[News] = asyncio.Queue()
+        call = self.call(requests, box.put_nowait)
         try:
             call.start()
             return call.outputs_of([await box.get() for _ in requests])
@@ -69,7 +83,8 @@ class AsyncLLM:
             call.close(wait=False)
 
     async def _stream(self, request: Checked) -> AsyncIterator[RequestOutput]:
-        call, box = self._call([request], partial=True)
+        box: asyncio.Queue[News] = asyncio.Queue()
+        call = self.call([request], box.put_nowait, partial=True)
         try:
             call.start()
             while True:
@@ -80,16 +95,3 @@ class AsyncLLM:
                 call.ask()
         finally:
             call.close(wait=False)
-
-    def _call(self, requests: list[Checked],
-              partial: bool = False) -> tuple[Call, asyncio.Queue[News]]:
-        """A call, and the box in which its loop finds its news."""
-        loop, box = asyncio.get_running_loop(), asyncio.Queue[News]()
-
-        def put(news: News) -> None:
-            try:
-                loop.call_soon_threadsafe(box.put_nowait, news)
-            except RuntimeError:  # the loop has been closed: nobody waits any more
-                pass
-
-        return Call(self.llm.owner, requests, put, partial), box

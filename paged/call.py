@@ -18,11 +18,15 @@ class Closed(ValueError):
 
 
 class Checked(NamedTuple):
-    """A request that `Engine.check_request` has let pass; prompt is its text, or None."""
+    """A request that `Engine.check_request` has let pass.
+
+    prompt is its text, or None; salt that of `Engine.add_request`.
+    """
 
     prompt: str | None
     token_ids: list[int]
     params: SamplingParams
+    salt: str | None = None
 
 
 class News(NamedTuple):

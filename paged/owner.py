@@ -115,8 +115,8 @@ class Owner:
     def add(self, call: Call) -> None:
         """Queue the requests of a call, which asks for its first news with it."""
         self._asking.add(call)
-        for place, (prompt, token_ids, params) in enumerate(call.requests):
-            request_id = self.engine.add_checked_request(token_ids, params)
+        for place, (prompt, token_ids, params, salt) in enumerate(call.requests):
+            request_id = self.engine.add_checked_request(token_ids, params, salt=salt)
             output = self.engine.output(request_id)
             output.prompt = prompt
             call.outputs.append(output)

@@ -11,17 +11,19 @@ import time
 
 import psutil
 import pytest
+import tokenizers
+from tokenizers.models import WordLevel
 
 from paged.__main__ import main
 from paged.offline import replicas as replicas_module
 from paged.offline.replicas import MOST_LOSSES, Replicas, start_ray
 from paged.offline.requests import Line
 from paged.offline.run import answer_all
-from paged.openai_format import TEXT
 from tests.fake_replica import FakeReplica
 from tests.small_models import TINY_LLAMA, huggingface_model
 
 pytest.importorskip("ray", reason="the package ray is not installed")
+TEXT = "/v1/completions"
 ARGUMENTS = {"device": "cpu"}
 
 
@@ -59,12 +61,14 @@ def fake(ray, monkeypatch):
 
 def test_a_killed_worker_changes_nothing(ray, tmp_path, capsys):
     huggingface_model(TINY_LLAMA).save_pretrained(tmp_path / "model")
+    words = {f"t{token} ": token for token in range(TINY_LLAMA.vocab_size)}
+    tokenizers.Tokenizer(WordLevel(words, "t0 ")).save(str(tmp_path / "model" / "tokenizer.json"))
     source, results = tmp_path / "requests.jsonl", tmp_path / "results.jsonl"
     with open(source, "w", encoding="utf-8") as file:
-        for number in range(36):
+        for number in range(24):
             body = {
-                "prompt": [1 + number % 5, 2, number], "max_tokens": 60, "seed": number,
-                "temperature": number % 2, "logprobs": 0, "ignore_eos": True
+                "prompt": [1 + number % 5, 2, number], "max_tokens": 50, "seed": number,
+                "temperature": number % 2, "ignore_eos": True
             }
             request = {"custom_id": f"r{number}", "method": "POST", "url": TEXT, "body": body}
             file.write(json.dumps(request) + "\n")
@@ -83,9 +87,9 @@ def test_a_killed_worker_changes_nothing(ray, tmp_path, capsys):
     killer.start()
     options = ["--model", str(tmp_path / "model"), "--device", "cpu", "--num-blocks", "100"]
     argv = ["batch", str(source), *options, "--quiet", "--in-flight", "4"]
-    assert main([*argv, "-o", str(results), "--ray", "--replicas", "3"]) == 0
+    assert main([*argv, "-o", str(results), "--ray", "--replicas", "2"]) == 0
     killer.join()
-    assert killed[0] < 30 and "workers were lost: " in capsys.readouterr().err
+    assert killed[0] < 20 and "workers were lost: " in capsys.readouterr().err
     assert main([*argv, "-o", str(tmp_path / "alone.jsonl")]) == 0
     assert tokens(results) == tokens(tmp_path / "alone.jsonl")
     assert not workers("Replica")
@@ -98,8 +102,8 @@ def tokens(path):
         result = json.loads(text)
         assert result["custom_id"] not in found
         (choice,) = result["response"]["body"]["choices"]
-        found[result["custom_id"]] = choice["logprobs"]["tokens"]
-    assert len(found) == 36 and {len(one) for one in found.values()} == {60}
+        found[result["custom_id"]] = choice["text"].split()
+    assert len(found) == 24 and {len(one) for one in found.values()} == {50}
     return found
 
 
@@ -124,7 +128,8 @@ def test_an_engine_that_fails_says_why(fake):
     lines = [Line(n, f"batch_req_{n}", body="fail" if n == 3 else "") for n in range(8)]
     written, _ = fill(fake, lines)
     (bad,) = (result for result in written if result["response"]["status_code"] != 200)
-    assert bad["response"]["body"]["error"]["message"] == "the engine failed: too hard"
+    assert bad["response"]["body"]["error"][
+        "message"] == "the engine has failed at this request: too hard"
 
 
 def test_a_replica_that_cannot_be_made_ends_the_run(fake):

@@ -69,10 +69,11 @@ def test_every_range_has_one_exact_pin_inside_it(version):
         for name, found in requirements().items()
     }
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    lists = re.findall(r"^(?:dependencies|notebook|book|test) = \[(.*?)\]$", text, re.M | re.S)
+    names = "dependencies|notebook|book|serve|ray|test"
+    lists = re.findall(rf"^(?:{names}) = \[(.*?)\]$", text, re.M | re.S)
     wanted = [Requirement(item) for items in lists for item in re.findall(r'"([^"]+)"', items)]
     wanted = [want for want in wanted if want.name != "paged"]
-    assert len(lists) == 4 and len(wanted) > 15
+    assert len(lists) == 6 and len(wanted) > 15
     for want in wanted:
         found = pins.get(want.name.lower(), [])
         assert len(found) == 1, f"{want.name} has {len(found)} pins for Python {version}"

@@ -31,13 +31,13 @@ class Load:
     """
 
     rate: float
-    seconds: float = 6.0
+    seconds: float = 3.0
     system_prompts: int = 30
     system_tokens: tuple[int, int] = (1000, 3000)
     turns: float = 4.0
     user_tokens: tuple[int, int] = (50, 350)
     answer_tokens: tuple[int, int] = (8, 48)
-    pause: float = 0.5
+    pause: float = 0.3
     longest: int = 8000
     seed: int = 0
 
@@ -95,11 +95,16 @@ class Conversation:
 CHAIN: Callable = default_chain()
 
 
+def system_prompts(load: Load) -> list[list[int]]:
+    """What conversations begin with, the most popular first."""
+    rng = random.Random(f"prompts {load.seed}")
+    return [[rng.randrange(VOCABULARY) for _ in range(rng.randint(*load.system_tokens))]
+            for _ in range(load.system_prompts)]
+
+
 def conversations(load: Load, block_size: int) -> list[Conversation]:
     """All of them, in order of arrival."""
-    rng = random.Random(f"prompts {load.seed}")
-    systems = [[rng.randrange(VOCABULARY) for _ in range(rng.randint(*load.system_tokens))]
-               for _ in range(load.system_prompts)]
+    systems = system_prompts(load)
     weights = [1 / rank for rank in range(1, load.system_prompts + 1)]
     arrivals, now, found = random.Random(f"arrivals {load.seed}"), 0.0, []
     while (now := now + arrivals.expovariate(load.rate)) < load.seconds:

@@ -27,7 +27,7 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-from paged.bench.conversations import Conversation, Load, conversations
+from paged.bench.conversations import Conversation, Load, conversations, system_prompts
 from paged.bench.routing import ROUTERS, Router
 from paged.checks import whole_number
 from paged.engine import Engine, EngineConfig
@@ -81,7 +81,7 @@ class Served(NamedTuple):
 
 @dataclass
 class Result:
-    """A fleet after its load. Figures are of a part of the time: before it the caches fill, after
+    """A fleet after its load. Figures are of a part of the time: before it the fleet fills, after
     it nobody new comes.
 
     Attributes:
@@ -119,6 +119,8 @@ class Result:
 class Fleet:
     """Replicas, and what happens to them in time.
 
+    Before the clock starts, each has served every system prompt, as after a long time.
+
     Args:
         load: who comes.
         rule: a name of ROUTERS.
@@ -139,6 +141,8 @@ class Fleet:
         self._stepping = [False] * num_replicas
         self._under_way: dict[str, tuple[Conversation, int, float]] = {}
         self._first_token: dict[str, float] = {}
+        for engine in self.engines:
+            _warm(engine, system_prompts(load))
         for conversation in conversations(load, config.block_size):
             self._happens(conversation.arrival, conversation)
 
@@ -198,6 +202,14 @@ class Fleet:
         self.router.done(replica, conversation.hashes)
         if conversation.turns:
             self._happens(now + conversation.turns[0].pause, conversation)
+
+
+def _warm(engine: Engine, prompts: list[list[int]]) -> None:
+    """Serve them, the first one last."""
+    for prompt in reversed(prompts):
+        engine.add_request(prompt, SamplingParams(max_tokens=1))
+        while engine.has_unfinished():
+            engine.step()
 
 
 # ── how long a step takes ─────────────────────────────────────────────────────────────────────────
@@ -269,7 +281,7 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m paged bench fleet", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--replicas", type=int, default=100, help="(%(default)s)")
-    parser.add_argument("--rates", type=float, nargs="+", default=[2, 3, 4, 5], metavar="RATE",
+    parser.add_argument("--rates", type=float, nargs="+", default=[4, 8, 12], metavar="RATE",
                         help="conversations a second for each replica (%(default)s)")
     parser.add_argument("--rules", nargs="+", choices=ROUTERS, default=list(ROUTERS),
                         metavar="RULE", help=f"of {', '.join(map(repr, ROUTERS))} (all)")

@@ -67,6 +67,11 @@ def run(args: argparse.Namespace) -> None:
         if not args.ray:
             raise ValueError("--replicas are on a Ray cluster: add --ray")
     name = args.served_model_name or Path(args.model).name
+    try:
+        import paged.server.asked  # noqa: F401
+    except ImportError as error:
+        raise ImportError(f"{error}: install what answers in OpenAI's form need with "
+                          f"pip install 'paged[serve]'") from None
     Path(args.requests).stat()  # raises OSError before a file of results is made
     with Results(args.output) as results:
         total, done = results.check(read_requests(args.requests))

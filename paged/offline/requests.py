@@ -13,8 +13,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from paged.openai_format import PATHS
-
+PATHS = ("/v1/chat/completions", "/v1/completions")
 KEYS = ("custom_id", "method", "url", "body")
 
 

@@ -7,13 +7,11 @@ been written: `answer` gives the result of a line, from this process or from ano
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from paged.offline.requests import Line
-from paged.openai_format import APIError, checked_requests, read_body, response_body
 
 if TYPE_CHECKING:
     from paged.async_llm import AsyncLLM
@@ -27,21 +25,28 @@ Answer = Callable[[Line], Awaitable[dict[str, Any]]]
 async def answer_line(llm: AsyncLLM, model: str, line: Line) -> dict[str, Any]:
     """The result of a line, as the server would answer it: {id, custom_id, response, error}.
 
-    model: the name that a body may give. Raises what the engine raises when it fails.
+    model: the name that a body may give, or leave away. Raises what the engine raises when it
+    fails.
     """
+    from paged.server.asked import answer_of, check_end, check_model, checked, read
+    from paged.server.errors import ApiError
     if line.problem is not None:
         return _result(line, error={"code": "invalid_line", "message": line.problem})
     try:
-        wanted = read_body(line.path, line.body, model, llm.llm.default_sampling_params)
-        if wanted.stream:
-            raise APIError("stream is true: a file takes whole answers, leave it away", "stream")
-        outputs = await llm.run(checked_requests(wanted, llm.llm))
-        name = f"{'chatcmpl' if wanted.chat else 'cmpl'}-{line.id}"
-        return _answered(
-            line, 200,
-            response_body(wanted, outputs, name, model, int(time.time()), llm.llm.tokenizer))
-    except APIError as error:
-        return _answered(line, error.status, error.body)
+        given = {"model": model, **line.body} if isinstance(line.body, dict) else line.body
+        body = read(line.path, given)
+        check_model(body, model)
+        if body.stream:
+            raise ApiError(400, "stream is true: a file takes whole answers, leave it away",
+                           "stream", "unsupported_parameter")
+        requests = [checked(llm.llm, body, prompt, body.cache_salt) for prompt in body.prompts]
+        answer = answer_of(llm.llm, body, model, requests)
+        outputs = await llm.run(requests)
+        for output in outputs:
+            check_end(output)
+        return _answered(line, 200, answer.whole(outputs))
+    except ApiError as error:
+        return _answered(line, error.status, error.body())
 
 
 async def answer_all(lines: Iterable[Line], answer: Answer, write: Callable[[dict], object],
@@ -57,8 +62,11 @@ async def answer_all(lines: Iterable[Line], answer: Answer, write: Callable[[dic
     def write_failed() -> None:
         while failed:
             line, error = failed.pop()
-            words = f"the engine failed: {str(error) or type(error).__name__}"
-            write(_answered(line, 500, APIError(words, status=500).body))
+            words = f"the engine has failed at this request: {str(error) or type(error).__name__}"
+            body = {
+                "message": words, "type": "server_error", "param": None, "code": "engine_failed"
+            }
+            write(_answered(line, 500, {"error": body}))
 
     async def work() -> None:
         for line in left:

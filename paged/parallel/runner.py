@@ -74,11 +74,11 @@ def on_every_rank(init: Callable) -> Callable:
             raise ValueError(f"a model that is given is whole, and tensor_parallel_size is {size}: "
                              f"give its name, and each rank reads its part")
         others = {name: value for name, value in given.items() if name != "self"}
-        others |= {"trace": NO_TRACE, "use_tqdm": False}
+        others |= {"trace": NO_TRACE, "use_tqdm": False, "revision": None, "tokenizer": None}
         device = use_device(given["device"])
         check_room(size, device)
         if not callable(given["model"]) and not under_torchrun():
-            others["model"] = find(given["model"])  # downloaded once, and refused here
+            others["model"] = find(given["model"], given["revision"])  # here, and once
         self.ranks = join(size, device, type(self), others)
         given["device"] = self.ranks.device
         try:
