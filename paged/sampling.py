@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import struct
+from array import array
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from math import inf, isfinite
@@ -209,7 +209,4 @@ def _finite_number(name: str, value) -> float:
 
 def _float32(number: float) -> float:
     """The number as float32 has it, infinite beyond its end."""
-    try:
-        return struct.unpack("f", struct.pack("f", number))[0]
-    except OverflowError:
-        return inf if number > 0 else -inf
+    return array("f", [number])[0]

@@ -117,9 +117,9 @@ def _cut_kernel(logits_ptr, seats_ptr, seq_lens_ptr, floats_ptr, integers_ptr, h
         low = tl.maximum(low, best + tl.log2(min_p) / sharpness)
     tops, weights = top_ptr + number * SLICES, weight_ptr + number * SLICES
     ties_before = ties_ptr + number * SLICES
-    if has_history(asks):
+    if has_history(asks):  # of a line at once: marks and counts take registers too
         level, stay = _cut_row(row, seat, tops, weights, ties_before, vocab_size, low, best,
-                               sharpness, top_k, top_p, SLICES, SLICE, LINES, COLUMNS, True)
+                               sharpness, top_k, top_p, SLICES, SLICE, 1, COLUMNS, True)
     else:
         level, stay = _cut_row(row, seat, tops, weights, ties_before, vocab_size, low, best,
                                sharpness, top_k, top_p, SLICES, SLICE, LINES, COLUMNS, False)
