@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import count
+from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
@@ -320,7 +321,8 @@ def main(argv: list[str]) -> None:
     from paged.bench.common import check_output, machine
     from paged.lab.notebook import record
     check_output(args.save)
-    whole_number("--replicas", args.replicas, least=1)
+    for name in ("replicas", "jobs"):
+        whole_number(f"--{name}", getattr(args, name), least=1)
     source = (json.loads(Path(args.step_time).read_text(
         encoding="utf-8")) if args.step_time else record("workload_h200"))
     step_time, error = step_time_of(source)
@@ -335,7 +337,7 @@ def main(argv: list[str]) -> None:
              for rate, load in ((rate, _load_of(args, rate)) for rate in args.rates)
              for rule in args.rules]
     runs = []
-    with ProcessPoolExecutor(args.jobs) as pool:  # each run is by itself, and they take minutes
+    with ProcessPoolExecutor(args.jobs, get_context("spawn")) as pool:  # a run takes a minute
         for found in pool.map(_run, *zip(*tasks)):
             print(
                 f"{found['rate']:<5g} {found['rule']:<14} {found['turns']:>7,}"
