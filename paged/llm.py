@@ -74,6 +74,8 @@ class LLM:
         seed: for requests that bring no seed of their own.
         kv_cache_dtype: of K and V in the cache, a name of `startup.KV_CACHE_DTYPES`; "auto" is the
             model's, "fp8" takes half of bfloat16's bytes (`fp8.py`).
+        revision: of a model on the Hub, a branch, a tag or a commit; None is the newest.
+        tokenizer: another than the model's: a directory or a Hub id that has one, or a Tokenizer.
         generation_config: "auto" samples as the checkpoint's generation_config.json says where a
             call brings no sampling_params, "none" as SamplingParams() does.
         tensor_parallel_size: GPUs (or, on a CPU, processes) that share the model, each with its
@@ -113,6 +115,7 @@ class LLM:
                  enable_prefix_caching: bool = True, prefix_cache: str = "hash",
                  attention_backend: str = "auto", enforce_eager: bool = False,
                  preemption: str = "recompute", seed: int = 0, kv_cache_dtype: str = "auto",
+                 revision: str | None = None, tokenizer: str | Tokenizer | None = None,
                  generation_config: str = "auto", speedups: Speedups = Speedups(),
                  trace: Trace = NO_TRACE, use_tqdm: bool = True, *, tensor_parallel_size: int = 1):
         ranks = self.ranks
@@ -124,6 +127,10 @@ class LLM:
                     f"device is {asked!r} and the weights that were given lie on {str(there)!r}: "
                     f"load them there, or leave device out")
             device = use_device(there)
+        if callable(model) or isinstance(model, Loaded):
+            if revision is not None or tokenizer is not None:
+                raise ValueError("revision and tokenizer are for models that are loaded here: a "
+                                 "Loaded model has its own")
         if attention_backend not in ("auto", *BACKENDS):
             raise ValueError(
                 f"attention_backend is {attention_backend!r}: choose auto, {', '.join(BACKENDS)}")
@@ -143,7 +150,8 @@ class LLM:
                               prefix_cache=prefix_cache, preemption=preemption, seed=seed)
         self.start_up: dict[str, float] = {}
         with timed(self.start_up, "weights"):
-            read = model if callable(model) else partial(load, model)
+            read = model if callable(model) else partial(load, model, revision=revision,
+                                                         tokenizer=tokenizer)
             part = () if ranks is None else (ranks.rank, ranks.size)
             loaded = (model if isinstance(model, Loaded) else read(device, dtype, use_tqdm,
                                                                    max_model_len, *part))

@@ -124,10 +124,9 @@ class SamplingParams:
             ("repetition_penalty", 1e-6, 1e6, "from 0.000001 to 1000000"),
             ("presence_penalty", -2, 2, "from -2 to 2"),
             ("frequency_penalty", -2, 2, "from -2 to 2")):
-            object.__setattr__(self, name, _finite_number(name, getattr(self, name)))
-            self._require(name,
-                          _float32(least) <= _float32(getattr(self, name)) <= _float32(most),
-                          allowed)
+            number = _finite_number(name, getattr(self, name))
+            self._require(name, _float32(least) <= _float32(number) <= _float32(most), allowed)
+            object.__setattr__(self, name, number)
         if self.logit_bias is not None:
             self._require("logit_bias", isinstance(self.logit_bias, Mapping), "{token id: number}")
             bias = {
@@ -200,7 +199,7 @@ def _strings(value) -> tuple:
 
 def _finite_number(name: str, value) -> float:
     try:
-        number = float(value) if isinstance(value, Real) else inf
+        number = float(value) if isinstance(value, Real) and value is not True else inf
     except OverflowError:
         number = inf
     if not isfinite(number):

@@ -168,6 +168,7 @@ def run_case(case: Case) -> Counter:
             seen["failures"] += 1
             limit_hashes(engine, case)  # the engine is a new one
         engine.check_integrity()
+        engine.runner.check_names()
     assert engine.step() == [], "an idle engine has nothing to report"
     assert engine.block_pool.num_free() == case.num_blocks, "an idle engine holds blocks"
     if engine.scheduler.host_pool is not None:

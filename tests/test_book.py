@@ -375,13 +375,13 @@ def test_page_in_a_browser(address, open_page, axe, page):
 
 def test_on_paper(address, open_page):
     """Code wraps, colours stay; under a system's own colours the figures keep theirs."""
-    opened, _ = open_page(f"{address}/book/block-pool.html")
+    opened, _ = open_page(f"{address}/book/slots.html")
     opened.emulate_media(media="print")
     assert opened.evaluate("[...document.querySelectorAll('article pre')]"
                            ".every((code) => code.scrollWidth <= code.clientWidth + 1)")
     style = "getComputedStyle(document.querySelector('.paged-figure .swatch'))"
     assert opened.evaluate(f"{style}.printColorAdjust") == "exact"
-    forced, _ = open_page(f"{address}/book/block-pool.html", forced_colors="active")
+    forced, _ = open_page(f"{address}/book/slots.html", forced_colors="active")
     assert forced.evaluate(f"{style}.forcedColorAdjust") == "none"
 
 

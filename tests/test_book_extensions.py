@@ -80,6 +80,7 @@ def test_files_of_other_engines_lead_to_the_cited_version():
     assert projects <= set(sources.PLACES)
 
 
+@pytest.mark.skipif(not icons.SCRIPT.exists(), reason="this theme has no script of icons")
 def test_icons_are_drawn_without_their_script():
     css = icons.style_sheet(['<i class="fa-solid fa-bars"></i><i class="fab fa-github fa-lg"></i>'])
     assert ".fa-solid.fa-bars { --icon: url(" in css and ".fab.fa-github {" in css
@@ -96,6 +97,11 @@ def test_terms_are_those_of_headings():
         text = (ROOT / "book" / f"{page}.md").read_text(encoding="utf-8")
         for heading in headings:
             assert re.search(rf"^##+ {re.escape(heading)}$", text, re.M), f"{page}: {heading}"
+
+
+def test_plots_are_shown_with_words():
+    for path in (ROOT / "book").glob("*.md"):
+        assert "plt.show()" not in path.read_text(encoding="utf-8"), f"{path.name}: use plot(...)"
 
 
 def test_the_parts_of_the_book():

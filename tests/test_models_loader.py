@@ -3,10 +3,13 @@ weight arrives and none is left over; and whatever is wrong with a checkpoint is
 sentence."""
 
 import json
+import re
 from pathlib import Path
+from unittest.mock import Mock
 
 import huggingface_hub
 import pytest
+import tokenizers
 import torch
 from huggingface_hub import errors
 from hypothesis import given
@@ -223,8 +226,56 @@ def test_a_hub_id_is_downloaded_and_read(saved, monkeypatch):
         "merges.txt": True, "onnx/model.safetensors": False, "original/params.json": False,
         "consolidated.safetensors": False, "adapter_model.safetensors": False, "a.bin": False
     }
+    assert options.pop("revision") is None
     chosen = huggingface_hub.utils.filter_repo_objects(files, **options)
     assert list(chosen) == [name for name, wanted in files.items() if wanted]
+    load("some-owner/some-model", revision="refs/pr/3")
+    assert asked[1][1]["revision"] == "refs/pr/3"
+
+
+@pytest.mark.parametrize("revision", ["", 5, "a b", "../main", "-x"])
+def test_a_revision_that_is_none(revision, monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **o: pytest.fail("asked"))
+    with pytest.raises(ValueError, match=re.escape(f"revision is {revision!r}: it must be")):
+        load("some-owner/some-model", revision=revision)
+
+
+def test_a_revision_of_what_is_here(saved):
+    with pytest.raises(ValueError, match="revision is 'main'.* is here"):
+        load(saved("llama")[0], revision="main")
+
+
+def test_a_revision_that_the_hub_does_not_have(monkeypatch):
+
+    def fail(*arguments, **options):
+        raise errors.RevisionNotFoundError("none", response=Mock())
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(FileNotFoundError, match="'a/b' has no revision 'v9'"):
+        load("a/b", revision="v9")
+
+
+def test_a_tokenizer_from_elsewhere(saved, tmp_path, monkeypatch):
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 7, "<end>": 9}, "a"))
+    backend.add_special_tokens(["<end>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<end>"}')
+    model = saved("llama")[0]
+    bare = load(model)
+    found = load(model, tokenizer=str(tmp_path))
+    assert bare.tokenizer is None and found.tokenizer.encode("a") == [7]
+    assert found.eos_token_ids == bare.eos_token_ids | {9}
+    assert load(model, tokenizer=found.tokenizer).tokenizer is found.tokenizer
+    asked = []
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **options: asked.append(
+        (name, options)) or str(tmp_path))
+    assert load(model, tokenizer="a/b").tokenizer.encode("a") == [7]
+    assert asked[0][0] == "a/b" and "*.safetensors" not in asked[0][1]["allow_patterns"]
+    with pytest.raises(FileNotFoundError, match="holds no tokenizer"):
+        load(model, tokenizer=str(model))
+    for bad in (5, "", ["a"]):
+        with pytest.raises(ValueError, match="tokenizer is"):
+            load(model, tokenizer=bad)
 
 
 @pytest.mark.parametrize("config, generation, expected", [
@@ -363,13 +414,15 @@ def test_what_the_author_samples_with(broken, values, expected):
 
 
 @pytest.mark.parametrize(
-    "values",
-    [{"temperature": -1}, {"temperature": "0.7"}, {"temperature": float("nan")}, {"top_p": 0},
-     {"top_p": 1.5}, {"top_p": True}, {"top_k": 2.5}, {"top_k": -1}, {"top_k": [1]}])
+    "values", [{"temperature": -1}, {"temperature": "0.7"}, {"temperature": float("nan")},
+               {"top_p": 0}, {"top_p": 1.5}, {"top_p": True}, {"top_p": 1e-46},
+               {"temperature": True}, {"top_k": 2.5}, {"top_k": -1}, {"top_k": [1]}])
 def test_sampling_defaults_that_cannot_be(broken, values):
     (broken / "generation_config.json").write_text(json.dumps(values))
     (name, value), = values.items()
-    assert f"sets {name} to {value!r}: it must be" in refused(broken)
+    sentence = refused(broken)
+    assert "generation_config.json sets what cannot be" in sentence
+    assert f"{name} is {value!r}: it must be" in sentence
 
 
 VALUES = (st.none() | st.booleans() | st.integers(-3, 300) | st.text(max_size=3)

@@ -38,8 +38,7 @@ def engine_with(fused, decoder, num_blocks=24, block_size=4, max_num_seqs=4, bud
                           max_num_batched_tokens=budget, max_model_len=64, **config)
     host_kv = kv.spec.allocate(num_blocks) if config.preemption == "swap" else None
     runner = ModelRunner(decoder, kv, config, backend or ("triton" if fused else "reference"),
-                         host_kv, speedups
-                         or Speedups(graphs=use_graphs, fused=fused, run_ahead=fused))
+                         host_kv, Speedups(graphs=use_graphs, fused=fused, run_ahead=fused))
     if use_graphs:
         runner.capture(use_tqdm=False)
     return Engine(config, runner)
@@ -187,13 +186,15 @@ def test_a_step_in_which_blocks_move_and_nothing_is_computed(decoder):
     """The first request has its token on its way when the second one needs a block for its last:
     it goes out, and the step has no row."""
     requests = [([7], greedy(1)), ([1, 2], greedy(2))]
-    engine = engine_with(False, decoder, num_blocks=3, block_size=1, preemption="swap",
-                         speedups=Speedups(fused=False, run_ahead=True))
+    engine = engine_with(True, decoder, num_blocks=3, block_size=1, preemption="swap")
     launch, empty = engine.launch, []
 
     def record(batch):
-        empty.append(not batch.seats and bool(batch.swap_out))
-        return launch(batch)
+        handle = launch(batch)
+        if not batch.seats:
+            empty.append(bool(batch.swap_out))
+            assert handle is None, "there was nothing to run"
+        return handle
 
     engine.launch = record
     ids = [engine.add_request(*request) for request in requests]

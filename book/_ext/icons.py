@@ -78,7 +78,9 @@ def write_icons(app, error):
         return
     folder = Path(app.outdir)
     pages = [page.read_text(encoding="utf-8") for page in folder.rglob("*.html")]
-    (folder / "_static" / "icons.css").write_text(style_sheet(pages), encoding="utf-8")
+    # A theme without that script, as Python 3.10 gets it, brings its icons in another way.
+    rules = style_sheet(pages) if SCRIPT.exists() else ""
+    (folder / "_static" / "icons.css").write_text(rules, encoding="utf-8")
 
 
 def setup(app):

@@ -169,7 +169,7 @@ def stretched(seen: tuple, name: str, exponents: list[int]) -> list[float]:
 def generated(loaded: Loaded, kv_cache_dtype: str, max_tokens: int) -> list[list[int]]:
     """Greedy answers of the engine, over the cache of that name."""
     with LLM(loaded, kv_cache_dtype=kv_cache_dtype, max_model_len=256, use_tqdm=False) as llm:
-        prompts = [[{"role": "user", "content": question}] for question in QUESTIONS]
+        prompts: list = [[{"role": "user", "content": question}] for question in QUESTIONS]
         if llm.tokenizer is None:
             prompts = [[7, 5, 3 + n] for n in range(len(QUESTIONS))]
         params = SamplingParams(temperature=0, max_tokens=max_tokens)
@@ -189,8 +189,8 @@ def measure(loaded: Loaded, ids: list[int], window: int, windows: int, long: int
     note("shown", {"layer": shown, "head": 0} | first_rows(seen[shown]))
     note("errors", errors_by_layer(seen, ["bfloat16", *names]))
     exponents = list(range(0, 21, 2))
-    found = {name: stretched(seen[shown], name, exponents) for name in STRETCHED}
-    note("stretched", {"exponents": exponents} | found)
+    moved = {name: stretched(seen[shown], name, exponents) for name in STRETCHED}
+    note("stretched", {"exponents": exponents} | moved)
     del seen
     parts = [ids[first:first + window] for first in range(0, window * windows, window)]
     passes: dict = {}

@@ -1,8 +1,8 @@
 """A server under a rising load of requests: `python -m paged bench serve`.
 
 Any server of OpenAI's interface. Requests arrive as strangers do, at random and whether or not the
-server keeps up (a Poisson process: an open loop), at each of the given rates for a while. Lengths of
-prompts and answers are drawn from log-normal distributions, of which the median and sigma are
+server keeps up (a Poisson process: an open loop), at each of the given rates for a while. Lengths
+of prompts and answers are drawn from log-normal distributions, of which the median and sigma are
 given: a few are long. Each answer is streamed, and what counts is what a user sees:
 
     throughput       tokens a second, of all answers together

@@ -31,9 +31,7 @@ from IPython.display import HTML, Markdown, display
 from paged.lab.colors import COLORS, DARK
 from paged.lab.plots import number_of, palette, plot, style
 
-__all__ = [
-    "COLORS", "DARK", "check", "explorer", "plot", "record", "source", "style", "table"
-]
+__all__ = ["COLORS", "DARK", "check", "explorer", "plot", "record", "source", "style", "table"]
 
 OPEN = 24  # lines of a listing that stands on the page unfolded
 

@@ -84,7 +84,6 @@ class OracleRunner:
         contexts = [self._context(batch, row) for row in range(len(self.requests))]
         self._write(batch, contexts)
         self._read(batch, contexts)
-        self._check_names()
         self.num_computed_tokens += len(batch.input_ids)
         self._check_changes(batch)
         tokens = [
@@ -156,8 +155,9 @@ class OracleRunner:
                     f"{request} reads position {position} of {list(context)}: "
                     + _written_under(row))
 
-    def _check_names(self) -> None:
-        """Every block that the prefix cache would give away must hold what it is found under."""
+    def check_names(self) -> None:
+        """Raise AssertionError unless every block that the prefix cache would give away holds what
+        it is found under; run between steps."""
         cache, size = self.engine.prefix_cache, self.block_size
         for block, (salt, tokens) in (cache.contents() if cache else {}).items():
             for offset in range(size):

@@ -111,6 +111,5 @@ def request_timeline(title: str, run: Callable[..., Trace], controls: Mapping[st
     interactive(
         "timeline", title, {
             "controls": [{"label": label, "values": list(values)}
-                         for label, values in controls.items()], "steps": max(
-                             len(shown["tokens"]) for shown in runs), "runs": runs
+                         for label, values in controls.items()], "steps": longest, "runs": runs
         })

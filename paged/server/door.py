@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import anyio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paged.server.errors import ApiError
@@ -28,10 +29,12 @@ class Limits:
     Attributes:
         body_bytes: of its body.
         body_seconds: until its body is there.
+        send_seconds: until its client takes a piece of the answer; then it has left.
     """
 
     body_bytes: int = 4 * 2**20
     body_seconds: float = 30.0
+    send_seconds: float = 60.0
 
 
 class Door:
@@ -66,7 +69,8 @@ class Door:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-            await send(message)
+            with anyio.fail_after(self.limits.send_seconds):
+                await send(message)
 
         self.num_open += 1
         try:
@@ -75,6 +79,8 @@ class Door:
             await self.app(scope, receive, noting)
         except ApiError as error:
             await error.response()(scope, receive, noting)
+        except TimeoutError:  # who does not read keeps no place from others
+            LOG.info("a client has not read for %g s", self.limits.send_seconds)
         except Exception as error:
             self._log_failure(error)
             if not status:

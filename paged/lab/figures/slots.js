@@ -4,7 +4,7 @@ function figure(root, data) {
   const rows = Array.from({length: data.rows}, (_, slot) => h("span", {class: "cell"}, String(slot)));
   const request = h("div", {class: "strip"}), table = h("div", {class: "chips"}), cache = h("div", {class: "strip"});
   const sum = h("p", {class: "sum", "aria-live": "polite"});
-  const controls = sliders([{label: "Position", values: tokens.map((_, position) => position), at: data.tokens - 1},
+  const controls = sliders([{label: "Position", values: tokens.map((_, position) => position)},
                             {label: "Tokens a block", values: data.sizes.map((choice) => choice.size), at: data.at}], draw);
   root.replaceChildren(heading(root, data), controls.element, sum,
     h("div", {class: "part"}, "The request, position by position", h("span", {class: "muted"}, "logical blocks")), request,

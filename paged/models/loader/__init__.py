@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,11 @@ from paged.device import use_device
 from paged.models.config import ModelConfig
 from paged.models.decoder import Decoder
 from paged.models.loader import default_model
-from paged.models.loader.checkpoint import Checkpoint, open_directory, open_gguf
-from paged.models.loader.download import download
+from paged.models.loader.checkpoint import Checkpoint, ends_of, open_directory, open_gguf
+from paged.models.loader.download import TOKENIZER, download
 from paged.models.loader.placing import choose_dtype, room_for_weights
 from paged.models.loader.rope import longest_positions
+from paged.models.loader.token_files import tokenizer_of
 from paged.models.loader.tokenizer import Tokenizer
 from paged.models.loader.weights import check_layers, fill, settle_head
 from paged.models.rotary import LENGTH_DEPENDENT
@@ -47,8 +49,8 @@ class Loaded:
 
 
 def load(model: str, device: str | torch.device = "cpu", dtype: str | torch.dtype = "auto",
-         use_tqdm: bool = True, max_model_len: int | None = None, rank: int = 0,
-         num_ranks: int = 1) -> Loaded:
+         use_tqdm: bool = True, max_model_len: int | None = None, rank: int = 0, num_ranks: int = 1,
+         revision: str | None = None, tokenizer: str | Tokenizer | None = None) -> Loaded:
     """Load `model`: "default", a Hugging Face directory, a .gguf file, or the id of a model on the
     Hub.
 
@@ -66,6 +68,9 @@ def load(model: str, device: str | torch.device = "cpu", dtype: str | torch.dtyp
             them (dynamic and longrope scaling): it is fixed for this length, and
             `config.max_position_embeddings` says so. None takes the checkpoint's own.
         rank, num_ranks: load only the part of a rank, where several share the model.
+        revision: of a model on the Hub, a branch, a tag or a commit; None is the newest.
+        tokenizer: another one than the checkpoint's: a directory or a Hub id that has one (of its
+            newest revision), or a Tokenizer.
 
     Raises FileNotFoundError for what is not there, ValueError for what cannot be run, MemoryError
     for what has no room, and ConnectionError where a network is needed and missing.
@@ -79,9 +84,17 @@ def load(model: str, device: str | torch.device = "cpu", dtype: str | torch.dtyp
     if path.is_file() and path.suffix.lower() != ".gguf":
         raise ValueError(
             f"{model} is a file, and not a .gguf file; name the directory of the model.")
-    if not model or not path.exists():
-        path = download(str(model))
+    there = bool(model) and path.exists()
+    if revision is not None and (there or not isinstance(revision, str)
+                                 or not re.fullmatch(r"\w[\w./-]*", revision)):
+        raise ValueError(f"revision is {revision!r}: it must be a branch, a tag or a commit of a "
+                         f"model on the Hub" + (f", and {model} is here" if there else ""))
+    if not there:
+        path = download(str(model), revision)
     found: Checkpoint = (open_gguf if path.is_file() else open_directory)(path)
+    if tokenizer is not None:
+        found.tokenizer = _other_tokenizer(tokenizer)
+        found.eos_token_ids |= ends_of(found.tokenizer, found.config.vocab_size)
     config = _fixed_for(settle_head(found.config, found.readers), max_model_len)
     check_layers(config, found.readers, path)
     dtype = choose_dtype(dtype, device, found.dtype)
@@ -93,6 +106,20 @@ def load(model: str, device: str | torch.device = "cpu", dtype: str | torch.dtyp
         decoder.pack()
     return Loaded(decoder, config, found.tokenizer, found.eos_token_ids, num_weights,
                   found.generation_defaults)
+
+
+def _other_tokenizer(tokenizer: str | Tokenizer) -> Tokenizer:
+    if isinstance(tokenizer, Tokenizer):
+        return tokenizer
+    if not isinstance(tokenizer, (str, Path)) or not str(tokenizer):
+        raise ValueError(f"tokenizer is {tokenizer!r}: it must be a directory or a Hub id that has "
+                         f"one, or a Tokenizer")
+    path = Path(tokenizer).expanduser()
+    found = tokenizer_of(path if path.is_dir() else download(str(tokenizer), wanted=TOKENIZER))
+    if found is None:
+        raise FileNotFoundError(f"{tokenizer} holds no tokenizer: no tokenizer.json, "
+                                f"tokenizer.model or vocab.json")
+    return found
 
 
 def _fixed_for(config: ModelConfig, max_model_len: int | None) -> ModelConfig:

@@ -3,10 +3,7 @@ what ends a text, and what its author samples with."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ from paged.models.loader.json_file import read_json
 from paged.models.loader.token_files import tokenizer_of
 from paged.models.loader.tokenizer import Tokenizer
 from paged.models.loader.weight_files import Readers, safetensors
+from paged.sampling import SamplingParams
 
 
 @dataclass
@@ -49,7 +47,7 @@ def open_directory(path: Path) -> Checkpoint:
     dtype = raw.get("dtype") or raw.get("torch_dtype")
     if dtype is not None and not isinstance(dtype, str):
         raise ValueError(f"The dtype of {path} is {dtype!r}: it must be the name of one.")
-    return Checkpoint(config, readers, tokenizer, ends | _ends_of(tokenizer, config.vocab_size),
+    return Checkpoint(config, readers, tokenizer, ends | ends_of(tokenizer, config.vocab_size),
                       dtype, generation_defaults(generation, path / "generation_config.json"))
 
 
@@ -76,7 +74,7 @@ def open_gguf(path: Path) -> Checkpoint:
         if f"general.sampling.{theirs}" in file.fields
     }
     return Checkpoint(config, file.tensors(config), tokenizer,
-                      ends | _ends_of(tokenizer, config.vocab_size), None,
+                      ends | ends_of(tokenizer, config.vocab_size), None,
                       generation_defaults(sampling, path))
 
 
@@ -89,21 +87,15 @@ def generation_defaults(values: dict[str, Any], source: Path) -> dict[str, Any]:
         name: values[name]
         for name in ("temperature", "top_p", "top_k") if values.get(name) is not None
     }
-    ranges: dict[str, tuple[str, Any, Callable[[Any], bool]]] = {
-        "temperature": ("a number of at least 0", Real, lambda x: x >= 0),
-        "top_p": ("a number above 0 and at most 1", Real, lambda x: 0 < x <= 1),
-        "top_k": ("an integer of at least 0", int, lambda x: x >= 0)
-    }
     for name, value in found.items():
-        allowed, kind, fits = ranges[name]
-        if isinstance(
-                value,
-                bool) or not isinstance(value, kind) or not (math.isfinite(value) and fits(value)):
-            raise ValueError(f"{source} sets {name} to {value!r}: it must be {allowed}.")
+        try:
+            SamplingParams(**{name: value})
+        except ValueError as error:
+            raise ValueError(f"{source} sets what cannot be: {error}.") from None
     return found
 
 
-def _ends_of(tokenizer: Tokenizer | None, vocab_size: int) -> set[int]:
+def ends_of(tokenizer: Tokenizer | None, vocab_size: int) -> set[int]:
     """What the tokenizer knows to end a text: its eos_token, and what its template closes turns
     with."""
     if tokenizer is None:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
-WANTED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
+TOKENIZER = ("*.json", "*.jinja", "*.txt", "*.model")
+WANTED = ("*.safetensors", *TOKENIZER)
 # Folders hold other formats, but for further chat templates; so do these files.
 UNWANTED = ("*/*.safetensors", "*/*.json", "*/*.txt", "*/*.model", "consolidated*.safetensors",
             "adapter_*")
 
 
-def download(model: str) -> Path:
+def download(model: str, revision: str | None = None, wanted: Sequence[str] = WANTED) -> Path:
     """Fetch a model into the Hub's own cache; only what is read here, only once.
 
-    Raises FileNotFoundError for what is no id or has no model, ValueError for what needs a
-    permission, and ConnectionError without a network.
+    revision: a branch, a tag or a commit; None is the newest.
+
+    Raises FileNotFoundError for what is no id, has no model or no such revision, ValueError for
+    what needs a permission, and ConnectionError without a network.
     """
     if not re.fullmatch(r"[\w.-]+/[\w.-]+",
                         model) or model.startswith(".") or model.lower().endswith(".gguf"):
@@ -26,11 +30,16 @@ def download(model: str) -> Path:
 
     try:
         return Path(
-            snapshot_download(model, allow_patterns=list(WANTED), ignore_patterns=list(UNWANTED)))
+            snapshot_download(model, revision=revision, allow_patterns=list(wanted),
+                              ignore_patterns=list(UNWANTED)))
     except errors.GatedRepoError as error:
         raise ValueError(
             f"The Hub gives {model!r} only to those who have accepted its terms: do so on its "
             "page, log in with `hf auth login`, and try again.") from error
+    except errors.RevisionNotFoundError as error:
+        raise FileNotFoundError(
+            f"The Hub's model {model!r} has no revision {revision!r}: give a branch, a tag or a "
+            "commit of it.") from error
     except errors.RepositoryNotFoundError as error:
         raise FileNotFoundError(
             f"There is no directory {model!r} here and no such model on the Hugging Face "
