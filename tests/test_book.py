@@ -263,6 +263,17 @@ def test_every_link_leads_somewhere(site):
                 assert parts.fragment in places[target], f"{path.name}: {link}"
 
 
+def test_exercises_have_their_scripts_and_statements(site):
+    """On their pages and on no other; what is downloaded is the statement."""
+    html = (site / "book/practice/slots.html").read_text(encoding="utf-8")
+    for name in ("data.js", "editor.js", "exercises.js", "exercises.css"):
+        assert f"exercises/{name}" in html
+    assert "exercises/" not in (site
+                                / "book/theatre.html").read_text(encoding="utf-8").split("<body")[0]
+    assert "slot_mapping_for" in (site
+                                  / "_sources/book/practice/slots.md").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("page", CHAPTERS)
 def test_files_are_links_and_plots_have_words(site, page):
     html = (site / f"{page}.html").read_text(encoding="utf-8")
@@ -333,7 +344,8 @@ def axe():
 def barriers(page, axe: str) -> list:
     """What axe-core finds serious, or worse, in an open page: rule and elements."""
     page.evaluate(axe)
-    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
+    found = page.evaluate(
+        "axe.run(document, {resultTypes: ['violations'], preload: false})")["violations"]
     return [(rule["id"], [node["html"][:150] for node in rule["nodes"][:3]]) for rule in found
             if rule["impact"] in ("serious", "critical")]
 
@@ -392,7 +404,7 @@ def test_a_page_is_light(address, open_page, page):
     bodies = {}
     opened.on("response", lambda got: bodies.setdefault(got.url, got))
     opened.goto(f"{address}/{page}.html", wait_until="networkidle")
-    sizes = {url: len(gzip.compress(got.body())) for url, got in bodies.items() if got.ok}
+    sizes = {url: len(gzip.compress(got.body())) for url, got in list(bodies.items()) if got.ok}
     assert len(sizes) > 5
     assert sum(sizes.values()) < 400_000, sorted(sizes.items(), key=lambda size: -size[1])[:5]
 

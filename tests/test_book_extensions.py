@@ -26,7 +26,7 @@ from paged.lab import notebook, sliders
 @pytest.mark.parametrize("remote, page", [
     ("https://github.com/some/book.git", "https://github.com/some/book"),
     ("git@github.com:some/book.git", "https://github.com/some/book"),
-    ("ssh://git@gitlab.com/some/book", "https://gitlab.com/some/book"),
+    ("ssh://git@github.com/some/book", "https://github.com/some/book"),
     ("https://token@github.com/some/book/", "https://github.com/some/book"),
     ("/home/somebody/book", None),
     ("https://example.org/some/book.git", None),
@@ -37,22 +37,30 @@ def test_the_page_of_a_remote(remote, page):
 
 
 def test_buttons_follow_the_remote(tmp_path):
-    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     options = {
         "launch_buttons": {"colab_url": "https://colab.research.google.com"},
         "repository_url": "https://github.com/from/config", "use_issues_button": True,
         "use_edit_page_button": True, "use_repository_button": True, "other": 1
     }
-    none = repository.point_buttons(options, repository.address(tmp_path))
+    (tmp_path / "none").mkdir()
+    subprocess.run(["git", "init", "-q", str(tmp_path / "none")], check=True)
+    none = repository.point_buttons(options, repository.address(tmp_path / "none"))
     assert none["other"] == 1 and not any(none[name] for name in repository.BUTTONS)
-    assert not none["launch_buttons"]
-    subprocess.run(
-        ["git", "-C",
-         str(tmp_path), "remote", "add", "origin", "git@github.com:a/fork.git"], check=True)
-    fork = repository.point_buttons(options, repository.address(tmp_path))
+    subprocess.run(["git", "init", "-q", str(tmp_path / "fork")], check=True)
+    subprocess.run([
+        "git", "-C",
+        str(tmp_path / "fork"), "remote", "add", "origin", "git@github.com:a/fork.git"
+    ], check=True)
+    fork = repository.point_buttons(options, repository.address(tmp_path / "fork"))
     assert fork == {**options, "repository_url": "https://github.com/a/fork"}
-    lab = repository.point_buttons(options, "https://gitlab.com/a/fork")
-    assert lab["use_edit_page_button"] and not lab["launch_buttons"], "Colab opens GitHub alone"
+
+
+def test_no_colab_without_a_repository(monkeypatch):
+    for home, left in ((None, 1), ("https://github.com/a/b", 2)):
+        monkeypatch.setattr(repository, "address", lambda: home)
+        context = {"header_buttons": [{"label": "download-buttons"}, {"label": "launch-buttons"}]}
+        repository.drop_launch_buttons(None, "", "", context, None)
+        assert len(context["header_buttons"]) == left
 
 
 def test_files_of_this_repository():

@@ -118,7 +118,7 @@ for rows in (ints, ints[:1]):  # a decode step, a mixed one
     prepare.prepare(ints, rows, rows, rows, starts, ints[:, None], ints, x, 16, first_token=7)
 for module in (elementwise, prepare, sample, products, triton_decode, triton_prefill, triton_store):
     for name in vars(module):
-        other = {"_store_kernel" if stored == FP8 else "_store_fp8_kernel"}
+        other = {"_store_kernel" if stored == FP8 else "_fp8_store_kernel"}
         assert not name.endswith("_kernel") or name in compiled | other, f"{name} was not compiled"
 '''
 

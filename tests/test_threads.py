@@ -370,7 +370,7 @@ def test_aborting_all_that_a_failure_left_to_try_lets_others_run():
 
 def test_a_fault_of_the_owner_itself_leaves_nobody_waiting():
     owner = make_owner()
-    add, owner.engine.add_checked_request = owner.engine.add_checked_request, lambda *_: 1 / 0
+    add, owner.engine.add_checked_request = owner.engine.add_checked_request, lambda *_, **__: 1 / 0
     news = generate(owner, ([1, 2], PARAMS), ([1], PARAMS))
     assert [type(one.error) for one in news] == [ZeroDivisionError] * 2
     owner.engine.add_checked_request = add

@@ -239,18 +239,21 @@ class PracticeProgress(SphinxDirective):
 
 
 def add_page_assets(app, pagename, templatename, context, doctree):
-    """Scripts and styles on the pages that have exercises, and on no other; an edit button that
-    opens the statement."""
-    named = app.env.metadata.get(pagename, {}).get("practice")
-    if named:
-        for exercise in load_exercises():
-            if exercise.name == named:
-                folder = exercise.folder.relative_to(ROOT).as_posix()
-                point_edit_button(context.get("header_buttons", []), f"{pagename}.md",
-                                  f"{folder}/statement.md")
+    """Scripts and styles on the pages that have exercises, and on no other."""
+    if "practice" in app.env.metadata.get(pagename, {}):
         app.add_css_file("exercises/exercises.css")
         for name in ("data.js", "editor.js", "exercises.js"):
             app.add_js_file(f"exercises/{name}", loading_method="defer")
+
+
+def edit_statement(app, pagename, templatename, context, doctree):
+    """The edit button of an exercise's page opens its statement."""
+    named = app.env.metadata.get(pagename, {}).get("practice")
+    for exercise in load_exercises():
+        if exercise.name == named:
+            folder = exercise.folder.relative_to(ROOT).as_posix()
+            point_edit_button(context.get("header_buttons", []), f"{pagename}.md",
+                              f"{folder}/statement.md")
 
 
 def point_edit_button(buttons: list[dict], page: str, statement: str) -> None:
@@ -264,6 +267,7 @@ def point_edit_button(buttons: list[dict], page: str, statement: str) -> None:
 def setup(app):
     app.add_directive("practice", Practice)
     app.add_directive("practice-progress", PracticeProgress)
-    app.connect("html-page-context", add_page_assets, priority=900)
+    app.connect("html-page-context", add_page_assets)
+    app.connect("html-page-context", edit_statement, priority=900)  # when there are buttons
     app.connect("build-finished", write_assets)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

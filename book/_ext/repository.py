@@ -1,25 +1,26 @@
 """Where this checkout is published: the address behind the buttons and links of its pages.
 
-It is that of the git remote `origin`. A checkout without one, or with one that is no place a
-browser can open, has no such buttons.
+It is that of the git remote `origin`, if it lies on GitHub, which Colab can open. A checkout
+without one has no such buttons.
 """
 
 from __future__ import annotations
 
 import re
 import subprocess
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 REMOTE = re.compile(r"(?:https?://(?:[^@/]+@)?|ssh://git@|git@)"
-                    r"(github\.com|gitlab\.com|bitbucket\.org)[:/]([\w.-]+/[\w.-]+?)(?:\.git)?/?")
+                    r"github\.com[:/]([\w.-]+/[\w.-]+?)(?:\.git)?/?")
 BUTTONS = ("use_repository_button", "use_issues_button", "use_edit_page_button")
 
 
 def web_address(remote: str) -> str | None:
     """The page of a repository by its remote, whatever the protocol; None where there is none."""
     found = REMOTE.fullmatch(remote.strip())
-    return f"https://{found[1]}/{found[2]}" if found else None
+    return f"https://github.com/{found[1]}" if found else None
 
 
 def git(*arguments: str, root: Path = ROOT) -> str:
@@ -31,6 +32,7 @@ def git(*arguments: str, root: Path = ROOT) -> str:
     return run.stdout.strip() if run.returncode == 0 else ""
 
 
+@cache
 def address(root: Path = ROOT) -> str | None:
     """The page of this checkout's repository, if it has one."""
     return web_address(git("remote", "get-url", "origin", root=root))
@@ -39,15 +41,25 @@ def address(root: Path = ROOT) -> str | None:
 def point_buttons(options: dict, repository: str | None) -> dict:
     """Options of the theme with buttons that lead to the repository, or with none."""
     if repository:
-        colab = options.get("launch_buttons", {}) if "github.com" in repository else {}
-        return {**options, "repository_url": repository, "launch_buttons": colab}
-    return {**options, "repository_url": "", "launch_buttons": {}, **dict.fromkeys(BUTTONS, False)}
+        return {**options, "repository_url": repository}
+    return {**options, **dict.fromkeys(BUTTONS, False)}
 
 
 def configure(app, config):
     config.html_theme_options = point_buttons(config.html_theme_options, address())
 
 
+def drop_launch_buttons(app, pagename, templatename, context, doctree):
+    """Leave the button to Colab out. (Were the theme not asked for it, it would not write the
+    notebooks for the download button either.)"""
+    if address() is None:
+        context["header_buttons"] = [
+            button for button in context.get("header_buttons", [])
+            if button.get("label") != "launch-buttons"
+        ]
+
+
 def setup(app):
     app.connect("config-inited", configure, priority=900)
+    app.connect("html-page-context", drop_launch_buttons, priority=900)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

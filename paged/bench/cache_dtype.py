@@ -195,8 +195,10 @@ def measure(loaded: Loaded, ids: list[int], window: int, windows: int, long: int
     parts = [ids[first:first + window] for first in range(0, window * windows, window)]
     passes: dict = {}
     for name in tqdm(PASSES, desc="Passes", leave=False):
-        found = [read(loaded, part, name) for part in parts]
-        passes[name] = {"loss": [loss for loss, _ in found], "best": [best for _, best in found]}
+        read_parts = [read(loaded, part, name) for part in parts]
+        passes[name] = {
+            "loss": [loss for loss, _ in read_parts], "best": [best for _, best in read_parts]
+        }
     note("passes", passes)
     if long:
         note(

@@ -50,7 +50,7 @@ def _store_kernel(
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
-def _store_fp8_kernel(k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, slots_ptr, num_tokens, k_token,
+def _fp8_store_kernel(k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, slots_ptr, num_tokens, k_token,
                       k_head, k_dim, v_token, v_head, v_dim, NUM_KV_HEADS: tl.constexpr,
                       HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
                       GAP: tl.constexpr, ROWS: tl.constexpr):
@@ -97,7 +97,7 @@ def store(k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torc
     if gap:
         padded = triton.next_power_of_2(head_dim)
         rows = max(1, 1024 // padded)
-        launch(_store_fp8_kernel, (triton.cdiv(num_tokens * num_kv_heads, rows), 1, 1),
+        launch(_fp8_store_kernel, (triton.cdiv(num_tokens * num_kv_heads, rows), 1, 1),
                (k, v, k_cache, v_cache, slots), (num_tokens,), (*k.stride(), *v.stride()),
                (num_kv_heads, head_dim, padded, k_cache.shape[1], gap, rows), num_warps=4)
         return

@@ -19,6 +19,7 @@ from paged.server.meters import Meters
 
 LOG = logging.getLogger("paged.server")
 OPEN_TO_ALL = ("/", "/health")  # the page asks for a key, and a balancer has none
+POLLED = ("/health", "/metrics")  # every few seconds: no line of the log for each
 LOCAL = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -90,8 +91,9 @@ class Door:
             self.num_open -= 1
             if status >= 400 and self.meters is not None:
                 self.meters.refused.labels(str(status)).inc()
-            LOG.info("%s %s %s after %.3f s", scope["method"], ascii(path), status or "left",
-                     time.perf_counter() - start)
+            level = logging.DEBUG if path in POLLED and status == 200 else logging.INFO
+            LOG.log(level, "%s %s %s after %.3f s", scope["method"], ascii(path), status or "left",
+                    time.perf_counter() - start)
 
     def _check(self, scope: Scope) -> None:
         """Raises ApiError for who may not come in."""
