@@ -119,6 +119,14 @@ def test_every_bias_is_added_once(ranks):
     assert_same(serve_on(ranks, REQUESTS, "biased"), serve_whole(REQUESTS, "biased"))
 
 
+def test_penalties_and_rules(ranks):
+    asked = SamplingParams(temperature=0.9, seed=3, max_tokens=8, presence_penalty=0.7,
+                           frequency_penalty=0.4, repetition_penalty=1.2, logit_bias={5: 3.0},
+                           min_tokens=4, stop_token_ids=[5, 9])
+    requests = [(prompt, asked) for prompt in PROMPTS]
+    assert_same(serve_on(ranks, requests), serve_whole(requests))
+
+
 @pytest.mark.parametrize("prefix_cache", ["hash", "radix"])
 def test_cold_and_warm(ranks, alone, prefix_cache):
     """Two requests whose prompts begin alike, and the first one again."""

@@ -176,12 +176,14 @@ def test_a_size_that_is_none(checkpoint, size):
 
 
 def test_what_cannot_be_shared_is_refused_before_a_process_is_started(checkpoint, monkeypatch):
-    monkeypatch.setattr(subprocess, "Popen", None)
+    monkeypatch.setattr("paged.parallel.ranks.start", None)
     whole = Loaded(None, TINY_QWEN3, None, set(), 0)
     with pytest.raises(
             ValueError, match="a model that is given is whole, and tensor_parallel_size "
             "is 2: give its name"):
         LLM(whole, tensor_parallel_size=2, **SIZES)
+    with pytest.raises(ValueError, match="config.json is a file, and not a .gguf file"):
+        LLM(checkpoint / "config.json", tensor_parallel_size=2, **SIZES)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)

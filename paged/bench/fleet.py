@@ -18,12 +18,15 @@ import argparse
 import base64
 import heapq
 import json
+import os
 import sys
 import zlib
 from array import array
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import count
+from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
@@ -276,6 +279,17 @@ def unpacked(samples: dict[str, str]) -> dict[str, list[float]]:
     return found
 
 
+def _run(rule: str, rate: float, load: Load, *fleet) -> dict:
+    """One row of the table, with its samples."""
+    result = Fleet(load, rule, *fleet).run()
+    return {"rule": rule, "rate": rate, **result.figures(), "samples": packed(result.counted)}
+
+
+def _load_of(args: argparse.Namespace, rate: float) -> Load:
+    return Load(rate * args.replicas, args.seconds, args.system_prompts, turns=args.turns,
+                pause=args.pause, seed=args.seed)
+
+
 def main(argv: list[str]) -> None:
     """Simulate and print."""
     parser = argparse.ArgumentParser(prog="python -m paged bench fleet", description=__doc__,
@@ -300,12 +314,15 @@ def main(argv: list[str]) -> None:
         help="record of bench workload to which the time of a step is fitted (the book's)")
     parser.add_argument("--weights", type=float, default=10.0,
                         help="the model's, in those of the record's (%(default)s)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(),
+                        help="processes that simulate (%(default)s)")
     parser.add_argument("--save", metavar="FILE", help="also save figures and samples, as JSON")
     args = parser.parse_args(argv)
     from paged.bench.common import check_output, machine
     from paged.lab.notebook import record
     check_output(args.save)
-    whole_number("--replicas", args.replicas, least=1)
+    for name in ("replicas", "jobs"):
+        whole_number(f"--{name}", getattr(args, name), least=1)
     source = (json.loads(Path(args.step_time).read_text(
         encoding="utf-8")) if args.step_time else record("workload_h200"))
     step_time, error = step_time_of(source)
@@ -316,25 +333,24 @@ def main(argv: list[str]) -> None:
           f"{1e9 * step_time.context:.1f} ns a token of context; median error {error:.1%}\n"
           f"{args.replicas} replicas of {args.num_blocks} blocks of {args.block_size} tokens\n\n"
           f"rate  rule             turns  hit rate  first token p50  p99 ms  GPU us a token")
+    tasks = [(rule, rate, load, args.replicas, config, step_time)
+             for rate, load in ((rate, _load_of(args, rate)) for rate in args.rates)
+             for rule in args.rules]
     runs = []
-    for rate in args.rates:
-        load = Load(rate * args.replicas, args.seconds, args.system_prompts, turns=args.turns,
-                    pause=args.pause, seed=args.seed)
-        for rule in args.rules:
-            result = Fleet(load, rule, args.replicas, config, step_time).run()
-            found = result.figures()
+    with ProcessPoolExecutor(args.jobs, get_context("spawn")) as pool:  # a run takes a minute
+        for found in pool.map(_run, *zip(*tasks)):
             print(
-                f"{rate:<5g} {rule:<14} {found['turns']:>7,}  {found['hit_rate']:>8.1%}"
-                f"  {1e3 * found['first_token_p50']:>15.1f}"
+                f"{found['rate']:<5g} {found['rule']:<14} {found['turns']:>7,}"
+                f"  {found['hit_rate']:>8.1%}  {1e3 * found['first_token_p50']:>15.1f}"
                 f"  {1e3 * found['first_token_p99']:>6.1f}"
                 f"  {1e6 * found['gpu_seconds_per_token']:>14.0f}", flush=True)
-            runs.append({"rule": rule, "rate": rate, **found, "samples": packed(result.counted)})
+            runs.append(found)
     if args.save:
         head = machine(" ".join(["python -m paged bench fleet", *argv]))
         result_record = {
-            **head, "replicas": args.replicas, "config": asdict(config), "load": asdict(load),
-            "weights": args.weights, "step_time": step_time._asdict(), "step_time_error": error,
-            "step_time_source": {
+            **head, "replicas": args.replicas, "config": asdict(config), "load": asdict(
+                _load_of(args, args.rates[0])), "weights": args.weights,
+            "step_time": step_time._asdict(), "step_time_error": error, "step_time_source": {
                 name: source[name]
                 for name in ("command", "commit", "device", "model")
             }, "units": COLUMNS, "runs": runs

@@ -325,11 +325,16 @@ _joined = False
 
 def join(size: int, device: torch.device, job: Callable, arguments: dict[str, Any]) -> Ranks:
     """Become a rank of `size`: rank 0, with the others started, or what torchrun has made of this
-    process; the arguments are those of Driver.
-
-    Raises ValueError where there are too few GPUs, or where the ranks are taken.
-    """
+    process; the arguments are those of Driver. Raises what `check_room` does."""
     global _joined
+    check_room(size, device)
+    _joined = under_torchrun()
+    rank = int(os.environ["RANK"]) if _joined else 0
+    return Worker(rank, size, device) if rank else Driver(size, device, job, arguments)
+
+
+def check_room(size: int, device: torch.device) -> None:
+    """Raises ValueError where there are too few GPUs, or where the ranks are taken."""
     whole_number("tensor_parallel_size", size, least=2)
     if dist.is_initialized():
         raise ValueError("this process belongs to a process group already, and the ranks of a "
@@ -343,17 +348,14 @@ def join(size: int, device: torch.device, job: Callable, arguments: dict[str, An
         if _joined:
             raise ValueError("the other ranks of torchrun have served an LLM and ended with it: "
                              "start the program again for another")
-        _joined = True
     if device.index is not None:
         raise ValueError(f"device is {str(device)!r} and tensor_parallel_size is {size}: the ranks "
                          f"of a machine take its GPUs from the first one on, so say 'cuda'")
-    rank = int(os.environ["RANK"]) if under_torchrun() else 0
     here = int(os.environ.get("LOCAL_WORLD_SIZE", size)) if under_torchrun() else size
     if device.type == "cuda" and torch.cuda.device_count() < here:
         raise ValueError(f"{here} ranks need a GPU each and PyTorch sees "
                          f"{torch.cuda.device_count()}: lower tensor_parallel_size, or say "
                          f"device='cpu'")
-    return Worker(rank, size, device) if rank else Driver(size, device, job, arguments)
 
 
 def check_ranks() -> None:

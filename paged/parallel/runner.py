@@ -10,8 +10,8 @@ from typing import Any
 from paged.batch import Batch, RowOutput
 from paged.checks import whole_number
 from paged.device import use_device
-from paged.models.loader import Loaded
-from paged.parallel.ranks import Driver, Worker, join
+from paged.models.loader import Loaded, find
+from paged.parallel.ranks import Driver, Worker, check_room, join, under_torchrun
 from paged.trace import NO_TRACE
 
 
@@ -74,8 +74,12 @@ def on_every_rank(init: Callable) -> Callable:
             raise ValueError(f"a model that is given is whole, and tensor_parallel_size is {size}: "
                              f"give its name, and each rank reads its part")
         others = {name: value for name, value in given.items() if name != "self"}
-        others |= {"trace": NO_TRACE, "use_tqdm": False}
-        self.ranks = join(size, use_device(given["device"]), type(self), others)
+        others |= {"trace": NO_TRACE, "use_tqdm": False, "revision": None, "tokenizer": None}
+        device = use_device(given["device"])
+        check_room(size, device)
+        if not callable(given["model"]) and not under_torchrun():
+            others["model"] = find(given["model"], given["revision"])  # here, and once
+        self.ranks = join(size, device, type(self), others)
         given["device"] = self.ranks.device
         try:
             with self.ranks.together():

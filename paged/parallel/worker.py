@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import os
 import pickle
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Any
 
 import torch
 
 
-def start(rank: int, size: int, port: int, job: Callable, arguments: dict[str,
-                                                                          Any]) -> subprocess.Popen:
+def start(rank: int, size: int, port: int, job: Callable, arguments: dict[str, Any]) -> Popen:
     """A process that runs the job as this rank. It lives in a session of its own: Ctrl-C is rank
     0's affair."""
     threads = str(max(1, torch.get_num_threads()))
@@ -31,8 +30,8 @@ def start(rank: int, size: int, port: int, job: Callable, arguments: dict[str,
         "OMP_NUM_THREADS": threads, "PYTHONPATH": os.pathsep.join(
             [str(Path(__file__).parents[2]), *filter(None, sys.path)])
     }
-    process = subprocess.Popen([sys.executable, "-m", "paged.parallel.worker"],
-                               stdin=subprocess.PIPE, env=environment, start_new_session=True)
+    process = Popen([sys.executable, "-m", "paged.parallel.worker"], stdin=PIPE, env=environment,
+                    start_new_session=True)
     assert process.stdin is not None
     with process.stdin as pipe:
         pickle.dump((job, arguments), pipe)

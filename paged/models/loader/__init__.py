@@ -31,7 +31,7 @@ from paged.models.loader.weights import check_layers, fill, settle_head
 from paged.models.rotary import LENGTH_DEPENDENT
 from paged.parallel.shard import Part
 
-__all__ = ["Loaded", "load", "room_for_weights"]
+__all__ = ["Loaded", "find", "load", "room_for_weights"]
 
 
 @dataclass
@@ -75,22 +75,8 @@ def load(model: str, device: str | torch.device = "cpu", dtype: str | torch.dtyp
     Raises FileNotFoundError for what is not there, ValueError for what cannot be run, MemoryError
     for what has no room, and ConnectionError where a network is needed and missing.
     """
-    if not isinstance(model, (str, Path)):
-        raise ValueError(
-            f"The model is {model!r}: give a Hugging Face directory, a .gguf file, a Hub id or "
-            "'default'.")
     device = use_device(device)
-    path = default_model.default_model() if model == "default" else Path(model).expanduser()
-    if path.is_file() and path.suffix.lower() != ".gguf":
-        raise ValueError(
-            f"{model} is a file, and not a .gguf file; name the directory of the model.")
-    there = bool(model) and path.exists()
-    if revision is not None and (there or not isinstance(revision, str)
-                                 or not re.fullmatch(r"\w[\w./-]*", revision)):
-        raise ValueError(f"revision is {revision!r}: it must be a branch, a tag or a commit of a "
-                         f"model on the Hub" + (f", and {model} is here" if there else ""))
-    if not there:
-        path = download(str(model), revision)
+    path = find(model, revision)
     found: Checkpoint = (open_gguf if path.is_file() else open_directory)(path)
     if tokenizer is not None:
         found.tokenizer = _other_tokenizer(tokenizer)
@@ -106,6 +92,25 @@ def load(model: str, device: str | torch.device = "cpu", dtype: str | torch.dtyp
         decoder.pack()
     return Loaded(decoder, config, found.tokenizer, found.eos_token_ids, num_weights,
                   found.generation_defaults)
+
+
+def find(model: str, revision: str | None = None) -> Path:
+    """Where a model lies that is named as for `load`; downloaded, if it is not here. Raises what
+    `load` raises for a name."""
+    if not isinstance(model, (str, Path)):
+        raise ValueError(
+            f"The model is {model!r}: give a Hugging Face directory, a .gguf file, a Hub id or "
+            "'default'.")
+    path = default_model.default_model() if model == "default" else Path(model).expanduser()
+    if path.is_file() and path.suffix.lower() != ".gguf":
+        raise ValueError(
+            f"{model} is a file, and not a .gguf file; name the directory of the model.")
+    there = bool(model) and path.exists()
+    if revision is not None and (there or not isinstance(revision, str)
+                                 or not re.fullmatch(r"\w[\w./-]*", revision)):
+        raise ValueError(f"revision is {revision!r}: it must be a branch, a tag or a commit of a "
+                         f"model on the Hub" + (f", and {model} is here" if there else ""))
+    return path if there else download(str(model), revision)
 
 
 def _other_tokenizer(tokenizer: str | Tokenizer) -> Tokenizer:
