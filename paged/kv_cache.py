@@ -203,6 +203,8 @@ def put(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
 def take(cache: torch.Tensor, *index: torch.Tensor) -> torch.Tensor:
     """cache[index] of one layer's K or V, blocks or rows; of an FP8 cache what they stand for, in
     float32."""
+    if cache.dtype != FP8 and len(index) == 2:  # one index is faster than two
+        return cache.flatten(0, 1).index_select(0, index[0] * cache.shape[1] + index[1])
     if cache.dtype != FP8:
         return cache[index]
     return dequantize(cache.view(torch.uint8)[index].view(FP8), scales_of(cache)[index])

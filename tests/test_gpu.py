@@ -399,7 +399,7 @@ def test_start_up_says_what_it_does_and_how_long_it_took(loaded, capsys):
 
 
 def test_the_command_line_traces_a_gpu(loaded, monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr("paged.llm.load", lambda *args: loaded)
+    monkeypatch.setattr("paged.llm.load", lambda *args, **named: loaded)
     path = tmp_path / "events.jsonl"
     argv = [
         "trace", "hello", "help", "--device", GPU, "--num-blocks", "64", "--max-tokens", "5",

@@ -299,8 +299,8 @@ def test_the_checkpoint_says_how_it_samples_unless_it_is_told_not_to(loaded):
     assert LLM(loaded, generation_config="none",
                **small).default_sampling_params == (SamplingParams())
     seen, add = [], by_default.engine.add_checked_request
-    by_default.engine.add_checked_request = lambda ids, params: seen.append(params) or add(
-        ids, params)
+    by_default.engine.add_checked_request = lambda ids, params, **named: (seen.append(params) or
+                                                                          add(ids, params, **named))
     by_default.generate("abc", use_tqdm=False)
     assert list(by_default.stream("abc"))[-1].finished
     by_default.generate("abc", GREEDY, use_tqdm=False)

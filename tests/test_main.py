@@ -15,7 +15,7 @@ from tests.test_llm import loaded  # noqa: F401 - a fixture
 @pytest.fixture
 def tiny(loaded, monkeypatch):  # noqa: F811
     """A command line whose models are all the small random one."""
-    monkeypatch.setattr("paged.llm.load", lambda *args: loaded)
+    monkeypatch.setattr("paged.llm.load", lambda *args, **named: loaded)
 
 
 def test_generate_streams_and_tells_its_times(tiny, capsys):

@@ -84,7 +84,7 @@ def _decode(q, k_cache, v_cache, tables, lengths, scale) -> torch.Tensor:
     positions = torch.minimum(positions, seq_lens - 1)
     at = [
         index.flatten().to(q.device)
-        for index in (tables.gather(1, positions // block_size), positions % block_size)
+        for index in (tables.gather(1, positions // block_size).long(), positions % block_size)
     ]
     keys, values = (take(cache, *at).to(q.dtype).view(num_requests, longest, num_kv_heads,
                                                       head_dim).transpose(1, 2)
