@@ -128,6 +128,13 @@ def test_a_plot_follows_the_page(drawn):
     assert len(ids) == len(set(ids)) and all(name.startswith("figure-") for name in ids)
 
 
+def test_a_picture_in_a_plot_stays_what_it_is():
+    from paged.lab.plots import themed
+    svg = '<svg><image id="a" xlink:href="data:image/png;base64,AA"/><use xlink:href="#a"/></svg>'
+    got = themed(svg, "p")
+    assert 'id="p-a"' in got and 'href="data:image/png;base64,AA"' in got and 'href="#p-a"' in got
+
+
 def luminance(color: str) -> float:
     parts = [int(color[i:i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [x / 12.92 if x <= 0.03928 else ((x + 0.055) / 1.055)**2.4 for x in parts]

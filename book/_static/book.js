@@ -5,7 +5,7 @@
   const look = (box) => {
     const more = box.scrollWidth > box.clientWidth + 1;
     box.classList.toggle("more", more && box.scrollLeft + box.clientWidth < box.scrollWidth - 2);
-    if (more && !box.hasAttribute("tabindex")) box.tabIndex = 0;
+    if (more) box.tabIndex = 0;  // the theme looks once, before the window gets narrow
     if (!more && box.getAttribute("tabindex") === "0" && !box.matches("pre")) box.removeAttribute("tabindex");
     if (more && !box.matches("pre") && !box.hasAttribute("role")) {
       box.setAttribute("role", "group");

@@ -78,7 +78,7 @@ def themed(svg: str, prefix: str) -> str:
     # Its own <style> would hold for the whole page: plot.css has what it says.
     for extra in ("<metadata>.*?</metadata>", "<!--.*?-->", "<style.*?</style>"):
         svg = re.sub(rf"\s*{extra}", "", svg, flags=re.S)
-    svg = re.sub(r'((?:id|xlink:href)="#?|url\(#)', rf"\g<1>{prefix}-", svg)
+    svg = re.sub(r'(\bid="|xlink:href="#|url\(#)', rf"\g<1>{prefix}-", svg)
     inks = {color: name for name, color in COLORS.items()} | {INK: "plot"}
     # matplotlib sets the colour of a text, and of nothing else, at a group.
     svg = _TEXT.sub(
