@@ -3,6 +3,9 @@ GPU."""
 
 import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 # Before torch is imported anywhere. Two workers on two cores must not start four threads each.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -19,6 +22,8 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("paged", deadline=None, derandomize=True, print_blob=True,
                           suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("paged")
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def pytest_collection_modifyitems(items):
@@ -47,3 +52,20 @@ def browser():
                                               args=["--no-sandbox", "--disable-gpu"])
         yield chromium
         chromium.close()
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory):
+    """A folder into which a wheel built from this tree was installed, without its dependencies."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    for command in (["wheel",
+                     str(ROOT), "--no-deps", "--no-build-isolation", "-w",
+                     str(folder)], [
+                         "install", "--no-deps", "--no-index", "--find-links",
+                         str(folder), "--target",
+                         str(folder / "site"), "paged"
+                     ]):
+        run = subprocess.run(pip + command, capture_output=True, text=True, timeout=300)
+        assert run.returncode == 0, run.stdout + run.stderr
+    return folder / "site"

@@ -200,12 +200,16 @@ def test_programs_that_fit_on_a_multiprocessor(tmp_path):
 
 
 @pytest.fixture(scope="session")
-def site(tmp_path_factory) -> Path:
-    """The HTML of a complete build into a new folder."""
+def site(installed, tmp_path_factory) -> Path:
+    """The HTML of a complete build into a new folder, by the installed wheel."""
     folder = tmp_path_factory.mktemp("site")
     program = Path(sys.executable).with_name("jupyter-book")
     # As from a reader's shell, without what conftest.py sets for the tests.
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(installed)
+    where = subprocess.run([sys.executable, "-c", "import paged; print(paged.__file__)"],
+                           cwd=ROOT / "book", env=environment, capture_output=True, text=True)
+    assert where.stdout.startswith(str(installed)), where
     run = subprocess.run(
         [program, "build",
          str(ROOT), "-W", "--keep-going", "--path-output",
