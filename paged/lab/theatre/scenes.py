@@ -102,7 +102,7 @@ SCENES = {
             }),
         _scene(
             "fork", "Fork and copy",
-            "One prompt, two answers: they share its blocks until one of them writes.",
+            "One prompt, two answers: they share its blocks, and copy one before they write to it.",
             Arrival(0, "A", "The best thing about rain is",
                     SamplingParams(n=2, max_tokens=5, temperature=0.7, seed=3, ignore_eos=True)),
             faults={"missing copy-on-write": {}, "copy without contents": {}

@@ -215,12 +215,13 @@ class _Teller(Replay):
 
     def _kv_block_release(self, index, fields, before, after) -> str:
         block, leaving = fields["block"], self.leaving(index)
-        known = str(block) in after["names"]
-        rest = ("Its rows stay as they are, and the prefix cache can still find them."
-                if known else "Its rows stay as they are, but nobody can find them.")
+        rest = "Its rows stay as they are, " + (
+            "and the prefix cache can still find them."
+            if str(block) in after["names"] else "but there is no prefix cache here to find them."
+            if self.sizes["prefix_cache"] == "off" else "but the prefix cache does not know them.")
         if leaving and leaving[1] != "finished":
-            return (f"No free block is left and an older request needs one. {leaving[0]} is the "
-                    f"youngest that runs, so it gives way: block {block} joins the queue. {rest}")
+            return (f"A block is needed, and none is free. {leaving[0]} is the youngest that runs, "
+                    f"so it gives way: block {block} joins the queue. {rest}")
         who = f"{leaving[0]} ends" if leaving else "Nobody needs it any more"
         return f"{who}: block {block} joins the tail of the free queue. {rest}"
 
@@ -248,8 +249,8 @@ class _Teller(Replay):
         (block,) = fields["blocks"]
         return (
             f"Block {block}, the head of the free queue, is about to hold something else. So the "
-            f"prefix cache forgets {before['names'].get(str(block), 'it')} now: nobody must find "
-            "what will be overwritten.")
+            f"prefix cache forgets {before['names'].get(str(block), 'it')} now: nobody may find "
+            "what is about to be overwritten.")
 
     # ── a step
     # ────────────────────────────────────────────────────────────────────────────────
@@ -263,7 +264,8 @@ class _Teller(Replay):
                          left else f"{tokens} of {name}'s {left} that are left")
         tokens = sum(fields["tokens"])
         return (f"Prompt {'token' if tokens == 1 else 'tokens'} to compute in this step: "
-                f"{listed(parts)}. The budget is {self.sizes['max_num_batched_tokens']} tokens.")
+                f"{listed(parts)}. The budget of a step is "
+                f"{self.sizes['max_num_batched_tokens']} tokens.")
 
     def _schedule_decode(self, index, fields, before, after) -> str:
         names = fields["requests"]
