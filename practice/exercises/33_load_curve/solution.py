@@ -3,7 +3,9 @@ def waits(arrivals: list[float], services: list[float], seats: int,
     """How long each request waits for a seat; None for one that is refused."""
     if seats < 1:
         raise ValueError(f"seats is {seats}: with none, everybody waits for ever")
-    free_at, ends, waited = [0] * seats, [], []
+    free_at = [0.0] * seats
+    ends: list[float] = []
+    waited: list[float | None] = []
     for arrival, service in zip(arrivals, services):
         there = sum(end > arrival for end in ends)
         if most is not None and there >= most:
