@@ -3,8 +3,10 @@ GPU."""
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 # Before torch is imported anywhere. Two workers on two cores must not start four threads each.
@@ -24,6 +26,11 @@ settings.register_profile("paged", deadline=None, derandomize=True, print_blob=T
 settings.load_profile("paged")
 
 ROOT = Path(__file__).resolve().parents[1]
+
+# Where the tests run in the background, Ctrl-C is ignored, and those about it would test nothing.
+if (signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        and threading.current_thread() is threading.main_thread()):
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items):

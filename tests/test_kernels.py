@@ -175,9 +175,10 @@ def random_asks(generator, vocab_size):
                  ]), history=history, **penalties), 0, marks
 
 
-@pytest.mark.parametrize("vocab_size", [211, 5000])
-@pytest.mark.parametrize("kind", ["flat", "peaked", "bfloat16", "float16", "ties", "holes"])
-def test_the_kernel_draws_what_the_specification_draws(vocab_size, kind):
+@pytest.mark.parametrize("kind, vocab_size", [("flat", 211), ("peaked", 211), ("bfloat16", 211),
+                                              ("float16", 5000), ("ties", 211), ("ties", 5000),
+                                              ("holes", 5000)])
+def test_the_kernel_draws_what_the_specification_draws(kind, vocab_size):
     """Every filter and penalty together, token for token, and the same histories after."""
     r = random.Random(f"{vocab_size} {kind}")
     rows = 64 if DEVICE == "cuda" else 12
