@@ -100,7 +100,7 @@ class Driver(_Ranks):
         super().__init__(0, size, own_device(device))
         self._processes: dict[int, subprocess.Popen] = {}
         self._connections: dict[int, Connection] = {}
-        self._closing, self._over = False, threading.Event()
+        self._closing, self._over, self._ending = False, threading.Event(), threading.Lock()
         self._replies: SimpleQueue[tuple[int, Any]] = SimpleQueue()
         try:
             if under_torchrun():
@@ -208,8 +208,9 @@ class Driver(_Ranks):
         self._dissolve()
 
     def _hang_up(self) -> None:
-        for connection in self._connections.values():
-            connection.close()
+        with self._ending:  # the thread that watches does it too; closed twice, it is another's
+            for connection in self._connections.values():
+                connection.close()
 
     # ── on a thread of its own ────────────────────────────────────────────────────────────────────
 
