@@ -11,8 +11,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,7 @@ from paged import LLM, SamplingParams
 from paged.__main__ import main
 from paged.models.config import ModelConfig
 from paged.models.loader import Loaded, load, weight_files
-from paged.parallel.ranks import RankLost, join
+from paged.parallel.ranks import Driver, RankLost, join
 from tests.small_models import TINY_QWEN3, huggingface_model
 
 SIZES = dict(device="cpu", block_size=4, num_blocks=64, max_num_seqs=4, use_tqdm=False)
@@ -106,6 +108,7 @@ def test_three_ranks_of_the_default_model_answer():
 
 SCRIPT = """
 import sys
+import threading
 from paged import LLM, SamplingParams
 if __name__ == "__main__":
     llm = LLM(sys.argv[1], device="cpu", block_size=4, num_blocks=64, max_num_seqs=4,
@@ -310,3 +313,29 @@ def test_tokens_of_other_parts_are_zeros():
                                          **sizes), torch.ones(6, **sizes), torch.arange(7, **sizes))
         assert torch.equal(plain_prepare(*of_step, state, table, 4, 4).x, want)
         assert torch.equal(prepare(*of_step, state.tables, state.tokens, table, 4, 4)[0], want)
+
+
+def test_two_threads_that_hang_up_at_once_close_each_connection_once():
+    """Closed twice, a connection's number may be another file's by then."""
+    driver, errors = Driver.__new__(Driver), []
+    driver._ending = threading.Lock()
+
+    def hang_up():
+        try:
+            driver._hang_up()
+        except OSError as error:
+            errors.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(100):
+            driver._connections = {rank: Pipe()[0] for rank in range(8)}
+            threads = [threading.Thread(target=hang_up) for _ in range(2)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not errors
