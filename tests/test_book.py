@@ -334,6 +334,15 @@ def is_dark(page, selector: str) -> bool:
     return sum(int(part) for part in re.findall(r"\d+", color)[:3]) < 384
 
 
+SETTLED = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+
+
+def resize(page, size: dict) -> None:
+    """Give the window a size; return when what watches it has laid itself out anew."""
+    page.set_viewport_size(size)
+    page.evaluate(SETTLED)
+
+
 def excess_width(page) -> int:
     """Pixels by which the page can be scrolled sideways."""
     return page.evaluate(
@@ -381,13 +390,13 @@ def test_page_in_a_browser(address, open_page, axe, page):
             assert is_dark(
                 opened, selector) == (scheme == "dark"), f"{scheme}: the background of {selector}"
         for size in ({"width": 1280, "height": 900}, PHONE):
-            opened.set_viewport_size(size)
+            resize(opened, size)
             assert excess_width(
                 opened) <= 0, f"{size}: scrolls sideways by {excess_width(opened)} pixels"
             look = LOOKS[LISTED.index(page) % len(LOOKS)]
             if page in EXAMINED and (scheme, size == PHONE) == look:
                 assert not (found := barriers(opened, axe)), f"{scheme}, {size}: {found}"
-        opened.set_viewport_size({"width": 1440, "height": 900})
+        resize(opened, {"width": 1440, "height": 900})
         assert not (wide := opened.evaluate(COLUMN)), f"wider than the column: {wide}"
         assert not wrong, f"{scheme}: {wrong}"
 
