@@ -73,12 +73,15 @@ class Speedups:
         narrow_products: of the fused ones, for steps of few tokens, those whose products carry all
             that lies between them.
         run_ahead: launch a step before the tokens of the one before are read. None: on a GPU.
+        persistent: all layers of a decode step of up to 32 requests in one kernel rather than five
+            a layer. Off: no card has been seen to gain by it yet.
     """
 
     graphs: bool = True
     fused: bool | None = None
     narrow_products: bool = True
     run_ahead: bool | None = None
+    persistent: bool = False
 
 
 def checked_prompt(prompt_token_ids: Sequence[int], params: SamplingParams, config: EngineConfig,

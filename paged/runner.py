@@ -132,6 +132,7 @@ class ModelRunner:
 
             self.model = FusedModel(decoder, kv, config.max_model_len,
                                     None if speedups.narrow_products else 0, self.sums)
+        self.layers = self._one_kernel(missing) if speedups.persistent else None
         self.seats = Seats(config.max_num_seqs,
                            blocks_needed(config.max_model_len, kv.block_size) + 1, vocab_size,
                            device)
@@ -255,7 +256,12 @@ class ModelRunner:
         gave, [tokens, hidden]."""
         decode = inputs.num_tokens == inputs.num_rows
         step = self._prepare(inputs)
-        hidden = x = self.decoder.run(step.x, self._operations(inputs, step, 1 if decode else None))
+        if decode and self.layers is not None and self.layers.takes(step):
+            hidden = self.layers.run(step, inputs.seq_lens, inputs.query_start_loc, self.scale)
+        else:
+            operations = self._operations(inputs, step, 1 if decode else None)
+            hidden = self.decoder.run(step.x, operations)
+        x = hidden
         if not decode:  # each request's last token
             x = x.index_select(0, (inputs.query_start_loc[1:] - 1).clamp(min=0))
         logits = self._head(x, self.logits[:inputs.num_rows])
@@ -293,6 +299,16 @@ class ModelRunner:
         if self.sums is not None:  # each rank has found the tokens of its part of the vocabulary
             self.sums.sum(step.x)
         return step
+
+    def _one_kernel(self, missing: str | None):
+        """The layers as one kernel; ValueError, with the reason, where it cannot serve."""
+        if not missing:
+            from paged.models.persistent import Layers, why_not
+
+            missing = why_not(self.decoder, self.attention.name, self.fused)
+        if missing:
+            raise ValueError(f"speedups ask for one persistent kernel, and {missing}")
+        return Layers(self.decoder, self.kv, self.model.rotation)
 
     def _operations(self, inputs: StepInputs, step: Prepared, max_query_len: int | None):
 

@@ -74,12 +74,16 @@ from paged.kernels import elementwise, prepare, products, sample
 from paged.kv_cache import PagedKVCache
 from paged.seats import Seats
 from paged import device as devices
+from paged.models import persistent
+from paged.models.config import ModelConfig
+from paged.models.decoder import Decoder
+from paged.seats import Prepared
 from paged.kernels import common as triton_tile
 from paged.kernels import decode as triton_decode
 from paged.kernels import prefill as triton_prefill
 from paged.kernels import store as triton_store
 card = devices.Card(132, capability // 10, memory)
-for module in (triton_tile, products, triton_decode, triton_prefill, devices):
+for module in (triton_tile, products, triton_decode, triton_prefill, persistent, devices):
     module.device_properties = lambda device: card
 
 heads, kv_heads, dim = map(int, sys.argv[1:4])
@@ -108,6 +112,12 @@ for tokens in map(int, sys.argv[5].split(",")):
         products.product(q.flatten(1), zeros(hidden, heads * dim), residual=x)
         products.product(zeros(tokens, inner), zeros(hidden, inner), residual=x)
         products.product(x, zeros(2 * inner, hidden), 1e-6, squares, silu=True)
+    if tokens == persistent.MOST_TOKENS:  # every program of it on a multiprocessor of its own
+        config = ModelConfig("qwen3", 9, hidden, inner, 1, heads, kv_heads, dim, qk_norm=True)
+        layers = persistent.Layers(Decoder(config, dtype=dtype), kv, rotation)
+        layers.together = True
+        step = Prepared(x, squares[:, :1].contiguous(), ints, ints.long(), ints[:, None])
+        layers.run(step, ints, starts, 0.1)
 triton_store.store(q[:, :kv_heads], q[:, :kv_heads], k, v, ints.long())
 seats = Seats(4, 1, 151936, torch.device("cpu"))
 sample.sample(torch.zeros(tokens, 151936, dtype=dtype), ints, ints, ints, seats, ints[None],

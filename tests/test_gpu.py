@@ -147,6 +147,16 @@ def test_each_speedup_switched_off(name):
     assert_same(requests, answers(engine, requests), answers(engine_on("cpu"), requests))
 
 
+@pytest.mark.parametrize("cache", ["auto", "fp8"])
+def test_all_layers_in_one_kernel(cache):
+    """Programs that wait for each other, in graphs of every size that one kernel serves."""
+    requests = [([3 * i + 1, i, 7], greedy(5 + i)) for i in range(33)]
+    engine = engine_on(GPU, speedups=Speedups(persistent=True), kv_cache_dtype=cache, **SHAPE)
+    cpu = engine_on("cpu", kv_cache_dtype=cache, **SHAPE)
+    assert_same(requests, answers(engine, requests), answers(cpu, requests),
+                rounding=0.1 if cache == "fp8" else 1e-4)
+
+
 @pytest.mark.parametrize("settings", [
     dict(kv_cache_dtype="bfloat16"),
     dict(kv_cache_dtype="fp8"),

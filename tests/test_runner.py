@@ -30,15 +30,16 @@ def decoder():
 
 
 def engine_with(fused, decoder, num_blocks=24, block_size=4, max_num_seqs=4, budget=32,
-                use_graphs=False, backend=None, speedups=None, cache=torch.float32, **config):
+                use_graphs=False, backend=None, persistent=False, cache=torch.float32, **config):
     """An engine on a cache full of NaN: plain and in step, or fused and running ahead."""
     kv = nan_cache(SMALL.num_layers, num_blocks, block_size, SMALL.num_kv_heads, SMALL.head_dim,
                    cache, DEVICE)
     config = EngineConfig(num_blocks=num_blocks, block_size=block_size, max_num_seqs=max_num_seqs,
                           max_num_batched_tokens=budget, max_model_len=64, **config)
     host_kv = kv.spec.allocate(num_blocks) if config.preemption == "swap" else None
-    runner = ModelRunner(decoder, kv, config, backend or ("triton" if fused else "reference"),
-                         host_kv, Speedups(graphs=use_graphs, fused=fused, run_ahead=fused))
+    runner = ModelRunner(
+        decoder, kv, config, backend or ("triton" if fused else "reference"), host_kv,
+        Speedups(graphs=use_graphs, fused=fused, run_ahead=fused, persistent=persistent))
     if use_graphs:
         runner.capture(use_tqdm=False)
     return Engine(config, runner)
@@ -72,6 +73,20 @@ MIX = [([1, 2, 3, 4, 5, 6, 7, 8, 9], greedy(6)), ([1, 2, 3, 4, 5, 6, 7, 8, 30], 
 def test_same_tokens_as_the_plain_runner(decoder, use_graphs, cache):
     want = run(engine_with(False, decoder, cache=cache), MIX)
     assert run(engine_with(True, decoder, use_graphs=use_graphs, cache=cache), MIX) == want
+
+
+@pytest.mark.parametrize("use_graphs, cache", [(True, torch.float32), (False, FP8)])
+def test_same_tokens_with_all_layers_in_one_kernel(decoder, use_graphs, cache):
+    want = run(engine_with(False, decoder, cache=cache), MIX)
+    engine = engine_with(True, decoder, use_graphs=use_graphs, cache=cache, persistent=True)
+    assert run(engine, MIX) == want
+
+
+def test_one_kernel_is_refused_with_the_reason(decoder):
+    with pytest.raises(ValueError, match="persistent kernel, and .*backend 'reference'"):
+        engine_with(True, decoder, backend="reference", persistent=True)
+    with pytest.raises(ValueError, match="persistent kernel, and .*fused is False"):
+        engine_with(False, decoder, persistent=True)
 
 
 @pytest.mark.parametrize("cache", [torch.float32, FP8])

@@ -190,6 +190,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int,
                         help="tokens of each of 1, 8 and 32 requests at once (512; on a CPU 8)")
     parser.add_argument("--kv-cache-dtype", default="auto", help="of K and V (%(default)s)")
+    parser.add_argument("--persistent", action="store_true",
+                        help="decode steps of up to 32 requests in one kernel")
     parser.add_argument("--ablations", action="store_true",
                         help="also with each speed-up switched off")
     parser.add_argument("--output", type=Path, help="JSON file to write")
@@ -208,6 +210,7 @@ def main(argv: list[str] | None = None) -> int:
         "python -m paged bench workload" + (" --ablations" if args.ablations else "")
         + ("" if args.block_size == 16 else f" --block-size {args.block_size}")
         + (f" --tensor-parallel-size {ranks}" if ranks > 1 else "")
+        + (" --persistent" if args.persistent else "")
         + ("" if args.kv_cache_dtype == "auto" else f" --kv-cache-dtype {args.kv_cache_dtype}"))
     dtype = torch.bfloat16 if on_gpu else torch.float32
     shapes = replace(QWEN3_0_6B, num_layers=args.layers)
@@ -219,7 +222,7 @@ def main(argv: list[str] | None = None) -> int:
         "dtype": str(dtype)[6:], "longest": args.longest, "at_once_tokens": args.tokens,
         "block_size": args.block_size, "max_num_batched_tokens": args.budget,
         "latency_budget": args.latency_budget, "tensor_parallel_size": ranks,
-        "kv_cache_dtype": args.kv_cache_dtype
+        "kv_cache_dtype": args.kv_cache_dtype, "persistent": args.persistent
     }
     prompts, params = workload(args.requests, min(100, (args.longest + 3) // 4), args.longest)
     record["input_tokens"] = sum(map(len, prompts))
@@ -229,8 +232,9 @@ def main(argv: list[str] | None = None) -> int:
         start = time.perf_counter()
         llm = LLM(model, args.device, dtype,
                   block_size=args.block_size, max_num_batched_tokens=budget, max_model_len=max(
-                      4096, 2 * args.longest + 200), speedups=Speedups(**switched_off),
-                  tensor_parallel_size=ranks, kv_cache_dtype=args.kv_cache_dtype)
+                      4096, 2 * args.longest + 200), speedups=Speedups(
+                          persistent=args.persistent, **switched_off), tensor_parallel_size=ranks,
+                  kv_cache_dtype=args.kv_cache_dtype)
         record.setdefault("start_up_s", []).append(time.perf_counter() - start)
         record.setdefault("start_up_phases_s", []).append(llm.start_up)
         return llm

@@ -37,8 +37,8 @@ from paged.kernels.common import (
 
 
 @triton.jit
-def _shares(seq_lens_ptr, query_start_loc_ptr, num_requests, NUM_KV_HEADS: tl.constexpr,
-            TILE: tl.constexpr, PADDED_REQUESTS: tl.constexpr):
+def equal_shares(seq_lens_ptr, query_start_loc_ptr, num_requests, NUM_KV_HEADS: tl.constexpr,
+                 TILE: tl.constexpr, PADDED_REQUESTS: tl.constexpr):
     """Tiles of one KV head of each request, where the request ends on the line of tiles, the length
     of the line, and the tiles a program takes. A request with other than one query has no tiles
     here; an empty context has one."""
@@ -95,24 +95,21 @@ def _add_up(partial_ptr, lse_ptr, pair, first, last, share, GROUP: tl.constexpr,
     return acc / tl.where(head < GROUP, l, 1.0)[:, None]
 
 
-@triton.jit(do_not_specialize=["num_requests", "table_stride"])
-def _decode_kernel(q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, counter_ptr, block_tables_ptr,
-                   seq_lens_ptr, query_start_loc_ptr, scale, num_requests, table_stride, q_stride,
-                   NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
-                   PADDED_DIM: tl.constexpr, PADDED_REQUESTS: tl.constexpr, TILE: tl.constexpr,
-                   PADDED_GROUP: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr,
-                   PIECES: tl.constexpr, EARLY: tl.constexpr, GAP: tl.constexpr):
+@triton.jit
+def decode_share(q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, counter_ptr, block_tables_ptr,
+                 seq_lens_ptr, query_start_loc_ptr, scale, table_stride, q_stride, tiles, ends,
+                 total, share, NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
+                 HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, TILE: tl.constexpr,
+                 PADDED_GROUP: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr,
+                 PIECES: tl.constexpr, GAP: tl.constexpr):
+    """The attention of this program's share of the line of tiles."""
     ROW: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
-    tiles, ends, total, share = _shares(seq_lens_ptr, query_start_loc_ptr, num_requests,
-                                        NUM_KV_HEADS, TILE, PADDED_REQUESTS)
     begin = tl.program_id(0) * share
     stop = tl.minimum(begin + share, total)
-
     group = tl.arange(0, PADDED_GROUP)
     dim = tl.arange(0, PADDED_DIM)
     real = (group < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
     lse_ptr = partial_ptr + 2 * tl.num_programs(0) * GROUP * HEAD_DIM
-    start_early(EARLY)  # behind it: q, and the newest token's K and V
 
     position = begin  # on the line of tiles
     while position < stop:
@@ -178,6 +175,22 @@ def _decode_kernel(q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, counter_ptr, block
                          mask=(head < GROUP)[:, None] & (dim < HEAD_DIM)[None, :])
                 tl.store(counter_ptr + first, 0)  # for the next call
         position += last_tile - first_tile
+
+
+@triton.jit(do_not_specialize=["num_requests", "table_stride"])
+def _decode_kernel(q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, counter_ptr, block_tables_ptr,
+                   seq_lens_ptr, query_start_loc_ptr, scale, num_requests, table_stride, q_stride,
+                   NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+                   PADDED_DIM: tl.constexpr, PADDED_REQUESTS: tl.constexpr, TILE: tl.constexpr,
+                   PADDED_GROUP: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr,
+                   PIECES: tl.constexpr, EARLY: tl.constexpr, GAP: tl.constexpr):
+    tiles, ends, total, share = equal_shares(seq_lens_ptr, query_start_loc_ptr, num_requests,
+                                             NUM_KV_HEADS, TILE, PADDED_REQUESTS)
+    start_early(EARLY)  # behind it: q, and the newest token's K and V
+    decode_share(q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, counter_ptr, block_tables_ptr,
+                 seq_lens_ptr, query_start_loc_ptr, scale, table_stride, q_stride, tiles, ends,
+                 total, share, NUM_KV_HEADS, GROUP, HEAD_DIM, PADDED_DIM, TILE, PADDED_GROUP,
+                 BLOCK_SIZE, HEADS, PIECES, GAP)
 
 
 def launch_shape(card: Card, dtype: torch.dtype, head_dim: int, num_requests: int,

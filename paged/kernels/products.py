@@ -43,8 +43,8 @@ from paged.kernels.common import (
 
 @triton.jit
 def _accumulate(x_ptr, weight_ptr, row, second_row, real, token, valid, partial_ptr, counter_ptr,
-                WIDTH: tl.constexpr, COLUMNS: tl.constexpr, SPLIT: tl.constexpr, PAIR: tl.constexpr,
-                EVEN: tl.constexpr):
+                tile, part, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, SPLIT: tl.constexpr,
+                PAIR: tl.constexpr, EVEN: tl.constexpr):
     """Rows of the weight times tokens, [OUTPUTS, TOKENS]; with PAIR a second set of rows too;
     whether it is whole.
 
@@ -61,7 +61,7 @@ def _accumulate(x_ptr, weight_ptr, row, second_row, real, token, valid, partial_
     weights = weight_ptr + row.to(tl.int64)[:, None] * WIDTH
     second_weights = weight_ptr + second_row.to(tl.int64)[:, None] * WIDTH
     for start in range(0, own, COLUMNS):
-        column = tl.program_id(2) * own + start + tl.arange(0, COLUMNS)
+        column = part * own + start + tl.arange(0, COLUMNS)
         inside = (column < WIDTH)[None, :]
         x_mask = valid[:, None] if EVEN else valid[:, None] & inside
         x = tl.load(x_ptr + token[:, None] * WIDTH + column[None, :], mask=x_mask, other=0.0)
@@ -79,56 +79,54 @@ def _accumulate(x_ptr, weight_ptr, row, second_row, real, token, valid, partial_
                                 x.T, second, input_precision="ieee")
     whole = True
     if SPLIT > 1:
-        tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
         at = tl.arange(0, OUTPUTS)[:, None] * TOKENS + tl.arange(0, TOKENS)[None, :]
         SIZE: tl.constexpr = OUTPUTS * TOKENS
         parts = partial_ptr + tile * (SPLIT * (1 + PAIR) * SIZE) + at
-        tl.store(parts + tl.program_id(2) * ((1 + PAIR) * SIZE), acc)
+        tl.store(parts + part * ((1 + PAIR) * SIZE), acc)
         if PAIR:
-            tl.store(parts + tl.program_id(2) * (2 * SIZE) + SIZE, second)
+            tl.store(parts + part * (2 * SIZE) + SIZE, second)
         tl.debug_barrier()  # all threads of this program have stored
         whole = tl.atomic_add(counter_ptr + tile, 1, sem="acq_rel") == SPLIT - 1
         if whole:
             acc = tl.zeros([OUTPUTS, TOKENS], tl.float32)
             second = tl.zeros([OUTPUTS, TOKENS], tl.float32)
-            for part in tl.static_range(SPLIT):
-                acc += tl.load(parts + part * (1 + PAIR) * SIZE, cache_modifier=".cg")
+            for each in tl.static_range(SPLIT):
+                acc += tl.load(parts + each * (1 + PAIR) * SIZE, cache_modifier=".cg")
                 if PAIR:
-                    second += tl.load(parts + part * 2 * SIZE + SIZE, cache_modifier=".cg")
+                    second += tl.load(parts + each * 2 * SIZE + SIZE, cache_modifier=".cg")
             tl.store(counter_ptr + tile, 0)  # for the next product
     return acc, second, whole
 
 
 @triton.jit
-def _scale(squares_ptr, token, valid, eps, WIDTH: tl.constexpr, PARTS: tl.constexpr,
-           PADDED: tl.constexpr):
-    """1 / root mean square of each token, [TOKENS], from the parts of its sum of squares."""
+def norm_scale(squares_ptr, token, valid, eps, parts, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """1 / root mean square of each token, [1, TOKENS], from the parts of its sum of squares."""
     part = tl.arange(0, PADDED)
-    squares = tl.load(squares_ptr + token[:, None] * PARTS + part[None, :],
-                      mask=valid[:, None] & (part < PARTS)[None, :], other=0.0)
-    return tl.rsqrt(tl.sum(squares, 1) / WIDTH + eps)
+    squares = tl.load(squares_ptr + token[:, None] * parts + part[None, :],
+                      mask=valid[:, None] & (part < parts)[None, :], other=0.0)
+    return tl.rsqrt(tl.sum(squares, 1) / WIDTH + eps)[None, :]
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
-def _product_kernel(x_ptr, weight_ptr, squares_ptr, residual_ptr, out_ptr, out_squares_ptr,
-                    partial_ptr, counter_ptr, eps, num_tokens, NUM_OUTPUTS: tl.constexpr,
-                    SCALE: tl.constexpr, PARTS: tl.constexpr, PADDED_PARTS: tl.constexpr,
-                    SILU: tl.constexpr, RESIDUAL: tl.constexpr, OUTPUTS: tl.constexpr,
-                    TOKENS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
-                    SPLIT: tl.constexpr, EARLY: tl.constexpr):
-    output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
-    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    real, valid = output < NUM_OUTPUTS, token < num_tokens
+@triton.jit
+def product_tile(x_ptr, weight_ptr, scale, residual_ptr, out_ptr, out_squares_ptr, partial_ptr,
+                 counter_ptr, token, valid, output_tile, tile, part, NUM_OUTPUTS: tl.constexpr,
+                 SCALE: tl.constexpr, SILU: tl.constexpr, RESIDUAL: tl.constexpr,
+                 OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
+                 SPLIT: tl.constexpr):
+    """One tile of a product, or one part of it, and what rides along.
+
+    scale: [1, TOKENS]; out_squares_ptr: [tokens, output tiles]; residual and out may be the same.
+    """
+    output = output_tile * OUTPUTS + tl.arange(0, OUTPUTS)
+    real = output < NUM_OUTPUTS
     at = token[None, :] * NUM_OUTPUTS + output[:, None]
     inside = valid[None, :] & real[:, None]
-    start_early(EARLY)
     if RESIDUAL:
         residual = tl.load(residual_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    if SCALE:
-        scale = _scale(squares_ptr, token, valid, eps, WIDTH, PARTS, PADDED_PARTS)[None, :]
     EVEN: tl.constexpr = NUM_OUTPUTS % OUTPUTS == 0 and WIDTH % (SPLIT * COLUMNS) == 0
     acc, up, whole = _accumulate(x_ptr, weight_ptr, output, output + NUM_OUTPUTS, real, token,
-                                 valid, partial_ptr, counter_ptr, WIDTH, COLUMNS, SPLIT, SILU, EVEN)
+                                 valid, partial_ptr, counter_ptr, tile, part, WIDTH, COLUMNS, SPLIT,
+                                 SILU, EVEN)
     if whole:
         if SCALE:
             acc *= scale
@@ -139,37 +137,49 @@ def _product_kernel(x_ptr, weight_ptr, squares_ptr, residual_ptr, out_ptr, out_s
         if RESIDUAL:
             acc = (acc + residual).to(out_ptr.dtype.element_ty).to(tl.float32)
             squares = tl.sum(tl.where(inside, acc * acc, 0.0), 0)
-            tl.store(out_squares_ptr + token * tl.num_programs(1) + tl.program_id(1), squares,
-                     mask=valid)
+            TILES: tl.constexpr = (NUM_OUTPUTS + OUTPUTS - 1) // OUTPUTS
+            tl.store(out_squares_ptr + token * TILES + output_tile, squares, mask=valid)
         tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
-def _qkv_kernel(x_ptr, weight_ptr, squares_ptr, bias_ptr, positions_ptr, slots_ptr, rotation_ptr,
-                q_norm_ptr, k_norm_ptr, q_ptr, k_cache_ptr, v_cache_ptr, partial_ptr, counter_ptr,
-                eps, num_tokens, k_block, k_row, NUM_HEADS: tl.constexpr,
-                NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-                NORM: tl.constexpr, BIAS: tl.constexpr, GAP: tl.constexpr, SCALE: tl.constexpr,
-                PARTS: tl.constexpr, PADDED_PARTS: tl.constexpr, HALF: tl.constexpr,
-                TOKENS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
-                SPLIT: tl.constexpr, EARLY: tl.constexpr):
-    # A program owns one head, q 0 … | k 0 … | v 0 …: its first and second half, which rotary turns
-    # together.
-    head = tl.program_id(1)
-    half: tl.constexpr = HEAD_DIM // 2
-    dim = tl.arange(0, HALF)
-    real = dim < half
+def _product_kernel(x_ptr, weight_ptr, squares_ptr, residual_ptr, out_ptr, out_squares_ptr,
+                    partial_ptr, counter_ptr, eps, num_tokens, NUM_OUTPUTS: tl.constexpr,
+                    SCALE: tl.constexpr, PARTS: tl.constexpr, PADDED_PARTS: tl.constexpr,
+                    SILU: tl.constexpr, RESIDUAL: tl.constexpr, OUTPUTS: tl.constexpr,
+                    TOKENS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
+                    SPLIT: tl.constexpr, EARLY: tl.constexpr):
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     valid = token < num_tokens
     start_early(EARLY)
+    scale = 1.0
+    if SCALE:
+        scale = norm_scale(squares_ptr, token, valid, eps, PARTS, WIDTH, PADDED_PARTS)
+    tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    product_tile(x_ptr, weight_ptr, scale, residual_ptr, out_ptr, out_squares_ptr, partial_ptr,
+                 counter_ptr, token, valid, tl.program_id(1), tile, tl.program_id(2), NUM_OUTPUTS,
+                 SCALE, SILU, RESIDUAL, OUTPUTS, COLUMNS, WIDTH, SPLIT)
+
+
+@triton.jit
+def qkv_head(x_ptr, weight_ptr, scale, bias_ptr, positions_ptr, slots_ptr, rotation_ptr, q_norm_ptr,
+             k_norm_ptr, q_ptr, k_cache_ptr, v_cache_ptr, partial_ptr, counter_ptr, eps, token,
+             valid, k_block, k_row, head, tile, part, NUM_HEADS: tl.constexpr,
+             NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+             NORM: tl.constexpr, BIAS: tl.constexpr, GAP: tl.constexpr, SCALE: tl.constexpr,
+             HALF: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, SPLIT: tl.constexpr):
+    """One head of the QKV product, or one part of it, q 0 … | k 0 … | v 0 …: its first and second
+    half, which rotary embedding turns together."""
+    half: tl.constexpr = HEAD_DIM // 2
+    dim = tl.arange(0, HALF)
+    real = dim < half
     position = tl.maximum(tl.load(positions_ptr + token, mask=valid, other=0), 0)  # of padding: any
     slot = tl.load(slots_ptr + token, mask=valid, other=-1).to(tl.int64)
-    if SCALE:
-        scale = _scale(squares_ptr, token, valid, eps, WIDTH, PARTS, PADDED_PARTS)[None, :]
     EVEN: tl.constexpr = HALF == half and WIDTH % (SPLIT * COLUMNS) == 0
     first, second, whole = _accumulate(x_ptr, weight_ptr, head * HEAD_DIM + dim,
                                        head * HEAD_DIM + half + dim, real, token, valid,
-                                       partial_ptr, counter_ptr, WIDTH, COLUMNS, SPLIT, True, EVEN)
+                                       partial_ptr, counter_ptr, tile, part, WIDTH, COLUMNS, SPLIT,
+                                       True, EVEN)
     if whole:
         inside = valid[None, :] & real[:, None]
         if SCALE:
@@ -214,6 +224,29 @@ def _qkv_kernel(x_ptr, weight_ptr, squares_ptr, bias_ptr, positions_ptr, slots_p
             else:
                 tl.store(at, first.to(base.dtype.element_ty), mask=stored)
                 tl.store(at + half, second.to(base.dtype.element_ty), mask=stored)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _qkv_kernel(x_ptr, weight_ptr, squares_ptr, bias_ptr, positions_ptr, slots_ptr, rotation_ptr,
+                q_norm_ptr, k_norm_ptr, q_ptr, k_cache_ptr, v_cache_ptr, partial_ptr, counter_ptr,
+                eps, num_tokens, k_block, k_row, NUM_HEADS: tl.constexpr,
+                NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+                NORM: tl.constexpr, BIAS: tl.constexpr, GAP: tl.constexpr, SCALE: tl.constexpr,
+                PARTS: tl.constexpr, PADDED_PARTS: tl.constexpr, HALF: tl.constexpr,
+                TOKENS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
+                SPLIT: tl.constexpr, EARLY: tl.constexpr):
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    valid = token < num_tokens
+    start_early(EARLY)
+    scale = 1.0
+    if SCALE:
+        scale = norm_scale(squares_ptr, token, valid, eps, PARTS, WIDTH, PADDED_PARTS)
+    tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    qkv_head(x_ptr, weight_ptr, scale, bias_ptr, positions_ptr, slots_ptr, rotation_ptr, q_norm_ptr,
+             k_norm_ptr, q_ptr, k_cache_ptr, v_cache_ptr, partial_ptr, counter_ptr, eps, token,
+             valid, k_block, k_row, tl.program_id(1), tile, tl.program_id(2), NUM_HEADS,
+             NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, NORM, BIAS, GAP, SCALE, HALF, COLUMNS, WIDTH,
+             SPLIT)
 
 
 def tile_shape(kind: str, num_tokens: int) -> tuple[int, int, int, int, int]:
