@@ -156,9 +156,10 @@ def _product_kernel(x_ptr, weight_ptr, squares_ptr, residual_ptr, out_ptr, out_s
     if SCALE:
         scale = norm_scale(squares_ptr, token, valid, eps, PARTS, WIDTH, PADDED_PARTS)
     tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-    product_tile(x_ptr, weight_ptr, scale, residual_ptr, out_ptr, out_squares_ptr, partial_ptr,
-                 counter_ptr, token, valid, tl.program_id(1), tile, tl.program_id(2), NUM_OUTPUTS,
-                 SCALE, SILU, RESIDUAL, OUTPUTS, COLUMNS, WIDTH, SPLIT)
+    product_tile(x_ptr, weight_ptr, scale, residual_ptr, out_ptr,
+                 out_squares_ptr, partial_ptr, counter_ptr, token, valid, tl.program_id(1), tile,
+                 tl.program_id(2), NUM_OUTPUTS, SCALE, SILU, RESIDUAL, OUTPUTS, COLUMNS, WIDTH,
+                 SPLIT)
 
 
 @triton.jit
@@ -176,10 +177,9 @@ def qkv_head(x_ptr, weight_ptr, scale, bias_ptr, positions_ptr, slots_ptr, rotat
     position = tl.maximum(tl.load(positions_ptr + token, mask=valid, other=0), 0)  # of padding: any
     slot = tl.load(slots_ptr + token, mask=valid, other=-1).to(tl.int64)
     EVEN: tl.constexpr = HALF == half and WIDTH % (SPLIT * COLUMNS) == 0
-    first, second, whole = _accumulate(x_ptr, weight_ptr, head * HEAD_DIM + dim,
-                                       head * HEAD_DIM + half + dim, real, token, valid,
-                                       partial_ptr, counter_ptr, tile, part, WIDTH, COLUMNS, SPLIT,
-                                       True, EVEN)
+    first, second, whole = _accumulate(
+        x_ptr, weight_ptr, head * HEAD_DIM + dim, head * HEAD_DIM + half + dim, real, token, valid,
+        partial_ptr, counter_ptr, tile, part, WIDTH, COLUMNS, SPLIT, True, EVEN)
     if whole:
         inside = valid[None, :] & real[:, None]
         if SCALE:
@@ -243,10 +243,10 @@ def _qkv_kernel(x_ptr, weight_ptr, squares_ptr, bias_ptr, positions_ptr, slots_p
         scale = norm_scale(squares_ptr, token, valid, eps, PARTS, WIDTH, PADDED_PARTS)
     tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     qkv_head(x_ptr, weight_ptr, scale, bias_ptr, positions_ptr, slots_ptr, rotation_ptr, q_norm_ptr,
-             k_norm_ptr, q_ptr, k_cache_ptr, v_cache_ptr, partial_ptr, counter_ptr, eps, token,
-             valid, k_block, k_row, tl.program_id(1), tile, tl.program_id(2), NUM_HEADS,
-             NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, NORM, BIAS, GAP, SCALE, HALF, COLUMNS, WIDTH,
-             SPLIT)
+             k_norm_ptr, q_ptr, k_cache_ptr, v_cache_ptr,
+             partial_ptr, counter_ptr, eps, token, valid, k_block, k_row, tl.program_id(1), tile,
+             tl.program_id(2), NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, NORM, BIAS, GAP,
+             SCALE, HALF, COLUMNS, WIDTH, SPLIT)
 
 
 def tile_shape(kind: str, num_tokens: int) -> tuple[int, int, int, int, int]:
