@@ -5,10 +5,12 @@ The pages themselves are opened by tests/test_book.py; here the parts are held w
 
 import json
 import re
+import struct
 import subprocess
 import sys
 from pathlib import Path
 
+import docutils.core
 import pytest
 import yaml
 
@@ -16,6 +18,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "book"), str(ROOT / "book" / "_ext")]
 import citations
 import icons
+import paged_page
+import preview
 import repository
 import sources
 
@@ -55,6 +59,31 @@ def test_buttons_follow_the_remote(tmp_path):
     assert fork == {**options, "repository_url": "https://github.com/a/fork"}
 
 
+@pytest.mark.parametrize("page, pages", [
+    (None, None),
+    ("https://github.com/Some/book", "https://some.github.io/book/"),
+    ("https://github.com/Some/some.github.io", "https://some.github.io/"),
+])
+def test_the_picture_of_a_link_has_an_absolute_address_or_none(monkeypatch, page, pages):
+    monkeypatch.setattr(repository, "address", lambda: page)
+    context = {"metatags": "", "title": "A <em>page</em>"}
+    paged_page.describe(None, "", "", context, docutils.core.publish_doctree("What it says."))
+    tags = dict(re.findall(r'<meta \w+="([^"]+)" content="([^"]*)" />', context["metatags"]))
+    assert tags["og:title"] == "A page" and tags["og:description"] == "What it says."
+    assert tags.get("og:image") == tags.get("twitter:image") == (pages
+                                                                 and f"{pages}_static/preview.png")
+
+
+def test_the_picture_of_a_link(tmp_path):
+    """A PNG of the size that is promised; the tables in it are those of a real pool."""
+    preview.draw(tmp_path / preview.PLACE, "A title")
+    data = (tmp_path / "_static" / "preview.png").read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n" and struct.unpack(">II", data[16:24]) == preview.SIZE
+    (first, second), counts = preview.tables()
+    assert first[:2] == second[:2] and not set(first[2:]) & set(second[2:])
+    assert [counts[block] for block in first] == [2, 2, 1, 1, 1, 1]
+
+
 def test_no_colab_without_a_repository(monkeypatch):
     for home, left in ((None, 1), ("https://github.com/a/b", 2)):
         monkeypatch.setattr(repository, "address", lambda: home)
@@ -80,6 +109,10 @@ def test_files_of_other_engines_lead_to_the_cited_version():
         "pool.py",
         found) == ("https://github.com/sgl-project/sglang/blob/v0.5.23/python/sglang/srt/pool.py")
     assert sources.cited("another.py", found) is None
+    commit = [citations.Citation("SGLang", "053b63f", "sglang/srt/pool.py", (), "c", 1)]
+    assert sources.cited(
+        "pool.py",
+        commit) == ("https://github.com/sgl-project/sglang/blob/053b63f/python/sglang/srt/pool.py")
     projects = {
         c.project
         for path in (ROOT / "book").glob("*.md")

@@ -16,8 +16,6 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "book"))
 import citations
 
-from paged.lab.notebook import record
-
 CHAPTERS = sorted((ROOT / "book").glob("*.md"))
 ADDRESS = re.compile(r"https://(github\.com/\S+?/(?:issues|pull|advisories)/[\w-]+"
                      r"|arxiv\.org/abs/[\d.]+\d)")
@@ -88,15 +86,3 @@ def test_what_is_gone_is_named(tmp_path):
     assert citations.missing(cited, tmp_path) == ["Pool.give"]
     gone = citations.Citation("vLLM", "1.0.0", "vllm/b.py", ("Pool",), "c", 1)
     assert citations.missing(gone, tmp_path) == ["vllm/b.py"]
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "book" / "data").glob("*.json")),
-                         ids=lambda path: path.stem)
-def test_a_record_says_where_it_comes_from(path):
-    """Card, date, versions, and either what repeats it or what its conditions were."""
-    kept = record(path.stem)
-    if path.stem == "cards":  # from data sheets
-        assert kept["NVIDIA H200"]["source"]
-        return
-    assert kept["date"] and kept["device"] and kept["torch"]
-    assert kept.get("conditions") or kept["command"] and kept["commit"]

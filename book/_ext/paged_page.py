@@ -20,6 +20,8 @@ from sphinx.util import logging
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "book"))
+import preview  # noqa: E402
+import repository  # noqa: E402
 from sync import install_from_repository  # noqa: E402
 
 logger = logging.getLogger(__name__)
@@ -60,8 +62,8 @@ def drop_scripts(app, pagename, templatename, context, doctree):
 
 
 def describe(app, pagename, templatename, context, doctree):
-    """What a search engine, or a message with a link to the page, shows of it: its title and its
-    first paragraph."""
+    """What a search engine, or a message with a link to the page, shows of it: its title, its first
+    paragraph and, where the pages have an address, a picture."""
     if doctree is None:
         return
     first = next((" ".join(node.astext().split()) for node in doctree.findall(nodes.paragraph)), "")
@@ -70,6 +72,16 @@ def describe(app, pagename, templatename, context, doctree):
         context["metatags"] += f'\n<meta {name}="{text}" content="{escape(first)}" />'
     context["metatags"] += (f'\n<meta property="og:title" content="{escape(title)}" />'
                             '\n<meta property="og:type" content="article" />')
+    home = repository.pages_address(repository.address())
+    if home:
+        for name, text in (("property", "og:image"), ("name", "twitter:image")):
+            context["metatags"] += f'\n<meta {name}="{text}" content="{home}{preview.PLACE}" />'
+        context["metatags"] += '\n<meta name="twitter:card" content="summary_large_image" />'
+
+
+def draw_preview(app, error):
+    if not error and app.builder.format == "html" and repository.address():
+        preview.draw(Path(app.outdir) / preview.PLACE, app.config.html_title or app.config.project)
 
 
 def point_at_repository(app, docname, source):
@@ -82,5 +94,6 @@ def setup(app):
     app.add_html_math_renderer("mathml", (visit_math, None), (visit_math_block, None))
     app.connect("html-page-context", drop_scripts, priority=900)
     app.connect("html-page-context", describe)
+    app.connect("build-finished", draw_preview)
     app.connect("source-read", point_at_repository)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -38,6 +38,15 @@ def address(root: Path = ROOT) -> str | None:
     return web_address(git("remote", "get-url", "origin", root=root))
 
 
+def pages_address(repository: str | None) -> str | None:
+    """Where GitHub Pages publishes a repository: an address that ends in a slash."""
+    if repository is None:
+        return None
+    owner, name = repository.rsplit("/", 2)[1:]
+    home = f"{owner.lower()}.github.io"
+    return f"https://{home}/" if name.lower() == home else f"https://{home}/{name}/"
+
+
 def point_buttons(options: dict, repository: str | None) -> dict:
     """Options of the theme with buttons that lead to the repository, or with none."""
     if repository:

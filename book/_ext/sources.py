@@ -51,7 +51,10 @@ def cited(text: str, found: list[citations.Citation]) -> str | None:
     if len(fitting) > 1:
         found.remove(fitting[0])
     first = fitting[0]
-    return PLACES[first.project].format(version=first.version, place=first.place)
+    address = PLACES[first.project]
+    if "." not in first.version:  # a commit
+        address = address.replace("/v{version}/", "/{version}/")
+    return address.format(version=first.version, place=first.place)
 
 
 class FileLinks(SphinxPostTransform):
