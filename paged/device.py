@@ -107,6 +107,12 @@ class Card(NamedTuple):
         """Whether it has programmatic dependent launch."""
         return self.capability >= 9
 
+    @property
+    def converts_fp8(self) -> bool:
+        """Whether one instruction makes two numbers of FP8 float16; Ada (8.9) has it too, and is
+        not told apart here."""
+        return self.capability >= 9
+
 
 @cache
 def device_properties(device: torch.device) -> Card:

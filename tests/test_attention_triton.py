@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from paged.attention import Shape, paged_attention, reference, resolve, triton_backend
+from paged.device import Card
 from paged.fp8 import FP8, dequantize, quantize, scales_of
 from paged.kv_cache import CacheSpec, PagedKVCache, put, take
 
 pytest.importorskip("triton")
 from paged.kernels import decode as triton_decode  # noqa: E402
+from paged.kernels import prefill as triton_prefill  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CACHES = pytest.mark.parametrize("cache", [None, FP8], ids=["plain", "fp8"])
@@ -89,9 +91,14 @@ def test_float16(cache):
     assert_as_reference(MIXTURE, 4, 2, 32, 4, dtype=torch.float16, cache=cache)
 
 
+@pytest.mark.parametrize("capability", [8, 9])  # whose card moves bits, or converts
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_rows_of_any_size_in_an_fp8_cache(dtype):
+def test_rows_of_any_size_in_an_fp8_cache(dtype, capability, monkeypatch):
     """Scales from 10⁻⁶ to 10³, and rows of zeros: neither p × scale nor q · K may leave float16."""
+    if DEVICE == "cpu":
+        card = Card(4, capability, 227 * 1024)
+        for kernels in (triton_decode, triton_prefill):
+            monkeypatch.setattr(kernels, "device_properties", lambda device: card)
     q, k, v, *rest = batch([(70, 1), (33, 20)], 4, 2, 32, 4, dtype, cache=FP8)
     sizes = torch.logspace(-6, 3, k.shape[0], device=DEVICE)[:, None, None]
     scales_of(v).mul_(sizes)

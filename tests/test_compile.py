@@ -12,6 +12,8 @@ import sys
 
 import pytest
 
+from paged.runner import MIXED_SIZES
+
 SCRIPT = '''
 import re
 import subprocess
@@ -45,8 +47,13 @@ def compile_only(kernel, *args, grid=None, warmup=None, **options):
             signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
             if isinstance(value, int) and value % 16 == 0 and not parameter.do_not_specialize:
                 attributes[(i,)] = [["tt.divisibility", 16]]
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     options = {k: options[k] for k in ("num_warps", "num_stages", "maxnreg") if k in options}
+    kind = (kernel.__name__, *map(str, (signature, constants, attributes, options, grid and (
+        grid[0] // 132 if kernel.__name__ == "_decode_kernel" else 0))))
+    if kind in compiled_kinds:
+        return
+    compiled_kinds.add(kind)
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     binary = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     compiled.add(kernel.__name__)
     shared = binary.metadata.shared
@@ -62,7 +69,7 @@ def compile_only(kernel, *args, grid=None, warmup=None, **options):
         programs = grid[0] // 132
         assert programs * (shared + 1024) <= memory + 1024 or programs == 1
 
-compiled = set()
+compiled, compiled_kinds = set(), set()
 # Bytes a thread may spill; float32 is for checking.
 most = 2048 if sys.argv[4] == "float32" else 256
 OBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -89,6 +96,7 @@ for module in (triton_tile, products, triton_decode, triton_prefill, persistent,
 heads, kv_heads, dim = map(int, sys.argv[1:4])
 dtype = getattr(torch, sys.argv[4])
 stored = FP8 if sys.argv[8] == "fp8" else dtype
+of_heads_only = sys.argv[9] == "heads"
 kv = PagedKVCache(1, 4, 16, kv_heads, dim, stored)
 k, v = kv.k[0], kv.v[0]
 hidden, inner = 1024, 3072
@@ -98,35 +106,42 @@ for tokens in map(int, sys.argv[5].split(",")):
     x, q = torch.zeros(tokens, hidden, dtype=dtype), torch.zeros(tokens, heads, dim, dtype=dtype)
     qkv = torch.zeros((heads + 2 * kv_heads) * dim, hidden, dtype=dtype)
     on_heads = (None, ints, ints.long(), rotation, head_norm, head_norm, 1e-6, k, v, heads)
-    elementwise.rotate_and_store(x @ qkv.T, x, *on_heads)
-    elementwise.silu_mul(torch.zeros(tokens, 2 * inner, dtype=dtype), x, 1e-6)
+    elementwise.rotate_and_store(torch.zeros(tokens, len(qkv), dtype=dtype), x, *on_heads)
     starts = torch.zeros(tokens + 1, dtype=torch.int32)
     for early in (False, True):
         triton_decode.decode(q, k, v, ints[:, None], ints, starts, 0.1, torch.empty_like(q), early)
     triton_prefill.prefill(q, k, v, ints[:, None], ints, starts, 0.1, torch.empty_like(q),
                            min_queries=2)
+    squares, zeros = torch.zeros(tokens, 16), partial(torch.zeros, dtype=dtype)
     if tokens <= 128:
-        squares = torch.zeros(tokens, 16)
         products.qkv_product(x, squares, qkv, *on_heads)
-        zeros = partial(torch.zeros, dtype=dtype)
-        products.product(q.flatten(1), zeros(hidden, heads * dim), residual=x)
-        products.product(zeros(tokens, inner), zeros(hidden, inner), residual=x)
-        products.product(x, zeros(2 * inner, hidden), 1e-6, squares, silu=True)
-    if tokens == persistent.MOST_TOKENS:  # every program of it on a multiprocessor of its own
+    if tokens in (1, persistent.MOST_TOKENS) and card.capability >= 8:
+        # One program a multiprocessor: all of them run at once if one fits.
         config = ModelConfig("qwen3", 9, hidden, inner, 1, heads, kv_heads, dim, qk_norm=True)
         layers = persistent.Layers(Decoder(config, dtype=dtype), kv, rotation)
         layers.together = True
         step = Prepared(x, squares[:, :1].contiguous(), ints, ints.long(), ints[:, None])
-        layers.run(step, ints, starts, 0.1)
+        layers.run(step, ints, torch.zeros(tokens + 1, dtype=torch.int32), 0.1)
+    if of_heads_only:
+        continue
+    elementwise.silu_mul(zeros(tokens, 2 * inner), x, 1e-6)
+    if tokens <= 128:
+        products.product(q.flatten(1), zeros(hidden, heads * dim), residual=x)
+        products.product(zeros(tokens, inner), zeros(hidden, inner), residual=x)
+        products.product(x, zeros(2 * inner, hidden), 1e-6, squares, silu=True)
+    for rows in {min(tokens, 256), 1}:
+        few, starts = ints[:rows], torch.zeros(rows + 1, dtype=torch.int32)
+        prepare.prepare(ints, few, few, few, starts, ints[:, None], ints, x, 16)
+        prepare.prepare(ints, few, few, few, starts, ints[:, None], ints, x, 16, first_token=7)
 triton_store.store(q[:, :kv_heads], q[:, :kv_heads], k, v, ints.long())
-seats = Seats(4, 1, 151936, torch.device("cpu"))
-sample.sample(torch.zeros(tokens, 151936, dtype=dtype), ints, ints, ints, seats, ints[None],
-              ints[:1])
-for rows in (ints, ints[:1]):  # a decode step, a mixed one
-    starts = torch.zeros(len(rows) + 1, dtype=torch.int32)
-    prepare.prepare(ints, rows, rows, rows, starts, ints[:, None], ints, x, 16)
-    prepare.prepare(ints, rows, rows, rows, starts, ints[:, None], ints, x, 16, first_token=7)
-for module in (elementwise, prepare, sample, products, triton_decode, triton_prefill, triton_store):
+modules = [triton_decode, triton_prefill, triton_store]
+if not of_heads_only:
+    modules += [elementwise, prepare, products, sample]
+    seats = Seats(4, 1, 151936, torch.device("cpu"))
+    ints = ints[:256]
+    sample.sample(torch.zeros(len(ints), 151936, dtype=dtype), ints, ints, ints, seats, ints[None],
+                  ints[:1])
+for module in modules:
     for name in vars(module):
         other = {"_store_kernel" if stored == FP8 else "_fp8_store_kernel"}
         assert not name.endswith("_kernel") or name in compiled | other, f"{name} was not compiled"
@@ -134,25 +149,46 @@ for module in (elementwise, prepare, sample, products, triton_decode, triton_pre
 
 
 @pytest.mark.parametrize(
-    "capability, memory, heads, kv_heads, dim, dtype, tokens, cache",
+    "capability, memory, heads, kv_heads, dim, dtype, tokens, cache, kernels",
     [
-        (90, 227, 16, 8, 128, "bfloat16", "1,32,128,8192", "plain"),  # H100, H200
-        (90, 227, 16, 2, 80, "float32", "5", "plain"),
-        (80, 163, 16, 8, 128, "bfloat16", "128", "plain"),  # A100
-        (89, 99, 16, 8, 128, "bfloat16", "32,128", "plain"),  # L4, RTX 4090
-        (120, 99, 16, 8, 128, "bfloat16", "128", "plain"),  # RTX 5090
-        (75, 64, 9, 3, 64, "float16", "5", "plain"),  # T4
-        (90, 227, 32, 4, 128, "bfloat16", "5", "plain"),  # groups of 8, 32 and 1 query heads
-        (90, 227, 32, 1, 128, "bfloat16", "5", "plain"),
-        (80, 163, 8, 8, 256, "bfloat16", "9", "plain"),
-        (89, 99, 8, 8, 256, "float32", "5", "plain"),
-        (90, 227, 16, 8, 128, "bfloat16", "128", "fp8"),
-        (75, 64, 9, 3, 64, "float16", "5", "fp8")
+        (90, 227, 16, 8, 128, "bfloat16", "1,32,128,8192", "plain", "all"),  # H100, H200
+        (90, 227, 16, 2, 80, "float32", "5", "plain", "all"),
+        (80, 163, 16, 8, 128, "bfloat16", "128", "plain", "all"),  # A100
+        (89, 99, 16, 8, 128, "bfloat16", "32,128", "plain", "all"),  # L4, RTX 4090
+        (120, 99, 16, 8, 128, "bfloat16", "128", "plain", "all"),  # RTX 5090
+        (75, 64, 9, 3, 64, "float16", "5", "plain", "all"),  # T4
+        # Groups of 8, 32 and 1 query heads: only what depends on heads and cache.
+        (90, 227, 32, 4, 128, "bfloat16", "5", "plain", "heads"),
+        (90, 227, 32, 1, 128, "bfloat16", "5", "plain", "heads"),
+        (80, 163, 8, 8, 256, "bfloat16", "9", "plain", "heads"),
+        (89, 99, 8, 8, 256, "float32", "5", "plain", "heads"),
+        (90, 227, 16, 8, 128, "bfloat16", "32,128", "fp8", "heads"),
+        (75, 64, 9, 3, 64, "float16", "5", "fp8", "heads")
     ])
 def test_every_kernel_compiles(capability, memory, heads, kv_heads, dim, dtype, tokens, cache,
-                               tmp_path):
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    arguments = map(str, (heads, kv_heads, dim, dtype, tokens, capability, memory, cache))
+                               kernels, tmp_path):
+    compile_all(capability, memory, heads, kv_heads, dim, dtype, tokens, cache, kernels, tmp_path)
+
+
+# Tokens of a decode step as they are captured for 256 seats, and of steps with chunks.
+SIZES = ",".join(map(str, sorted({1, 2, 4, *range(8, 257, 8), *MIXED_SIZES})))
+
+
+@pytest.mark.skipif(not os.environ.get("PAGED_EVERY_SIZE"),
+                    reason="minutes a card: PAGED_EVERY_SIZE=1 runs it")
+@pytest.mark.parametrize("cache", ["plain", "fp8"])
+@pytest.mark.parametrize("card, capability, memory", [("T4", 75, 64), ("A100", 80, 163),
+                                                      ("A10", 86, 99), ("L4, RTX 4090", 89, 99),
+                                                      ("H100, H200", 90, 227),
+                                                      ("RTX 5090", 120, 99)])
+def test_every_size_on_every_card(card, capability, memory, cache, tmp_path):
+    dtype = "float16" if capability < 80 else "bfloat16"
+    compile_all(capability, memory, 16, 8, 128, dtype, SIZES, cache, "all", tmp_path)
+
+
+def compile_all(capability, memory, heads, kv_heads, dim, dtype, tokens, cache, kernels, folder):
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(folder)}
+    arguments = map(str, (heads, kv_heads, dim, dtype, tokens, capability, memory, cache, kernels))
     result = subprocess.run([sys.executable, "-c", SCRIPT, *arguments], env=environment,
                             capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-3000:]

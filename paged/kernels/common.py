@@ -48,7 +48,8 @@ def load_rows(base, slots, ROW: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM
 
 @triton.jit
 def load_numbers(base, slots, dtype, ROW: tl.constexpr, HEAD_DIM: tl.constexpr,
-                 PADDED_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, GAP: tl.constexpr):
+                 PADDED_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, GAP: tl.constexpr,
+                 CONVERTS: tl.constexpr):
     """`load_rows` in the dtype of q, of a plain cache or of an FP8 one.
 
     There GAP bytes, the scales, lie between the rows of a block and those of the next, and what is
@@ -56,15 +57,16 @@ def load_numbers(base, slots, dtype, ROW: tl.constexpr, HEAD_DIM: tl.constexpr,
     """
     if GAP:
         block = base + ((slots // BLOCK_SIZE).to(tl.int64) * GAP)[:, None]
-        return from_fp8(load_rows(block, slots, ROW, HEAD_DIM, PADDED_DIM), dtype)
+        return from_fp8(load_rows(block, slots, ROW, HEAD_DIM, PADDED_DIM), CONVERTS).to(dtype)
     return load_rows(base, slots, ROW, HEAD_DIM, PADDED_DIM).to(dtype)
 
 
 @triton.jit
 def load_scales(cache_ptr, kv_head, slots, ROW: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-                GAP: tl.constexpr):
+                GAP: tl.constexpr, CONVERTS: tl.constexpr):
     """What the rows of these slots are to be multiplied by, [TILE] in float32."""
-    return 256 * tl.load(scale_pointers(cache_ptr, kv_head, slots, ROW, BLOCK_SIZE, GAP))
+    scales = tl.load(scale_pointers(cache_ptr, kv_head, slots, ROW, BLOCK_SIZE, GAP))
+    return scales if CONVERTS else 256 * scales
 
 
 @triton.jit
@@ -80,22 +82,30 @@ def scale_pointers(cache_ptr, kv_head, slots, ROW: tl.constexpr, BLOCK_SIZE: tl.
 
 
 @triton.jit
-def from_fp8(byte, dtype):
-    """The number of each byte, over 256, in that dtype: the bits moved to where a wider type has
-    them.
+def from_fp8(byte, CONVERTS: tl.constexpr):
+    """The number of each byte in float16, where the card converts; else over 256, the bits moved to
+    where float16 has them, its exponents 8 apart.
 
         FP8         s eeee mmm
-        float16     s 0eeee mmm0000000         exponents 8 apart: the number over 2⁸
-        bfloat16    s 0000eeee mmm0000         120 apart
+        float16     s 0eeee mmm0000000
 
-    No card needs to know FP8 for that. NaN becomes a number; its scale is NaN.
+    NaN becomes a number; its scale is NaN.
     """
+    if CONVERTS:
+        return byte.to(tl.float8e4nv, bitcast=True).to(tl.float16)
     bits = byte.to(tl.int16)
-    sign, rest = (bits & 0x80) << 8, bits & 0x7F
-    if dtype == tl.bfloat16:
-        wide = (sign | (rest << 4)).to(tl.bfloat16, bitcast=True)
-        return (wide * 5.192296858534828e33).to(tl.bfloat16)  # 2¹¹²
-    return (sign | (rest << 7)).to(tl.float16, bitcast=True).to(dtype)
+    return ((bits & 0x80) << 8 | (bits & 0x7F) << 7).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def in_float16(q):
+    """Rows of q for products with FP8 numbers, which float16 holds exactly: each over its largest
+    number, and that, [rows]. float32, for checking, stays as it is."""
+    wide = q.to(tl.float32)
+    if q.dtype == tl.float32:
+        return q, tl.full([q.shape[0]], 1.0, tl.float32)
+    size = tl.maximum(tl.max(tl.abs(wide), 1), 1e-30)
+    return (wide / size[:, None]).to(tl.float16), size
 
 
 @triton.jit

@@ -27,6 +27,7 @@ from paged.device import Card, device_properties
 from paged.kernels.common import (
     LOG2_E,
     counters,
+    in_float16,
     launch,
     load_numbers,
     load_scales,
@@ -101,7 +102,7 @@ def decode_share(q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, counter_ptr, block_t
                  total, share, NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
                  HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, TILE: tl.constexpr,
                  PADDED_GROUP: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr,
-                 PIECES: tl.constexpr, GAP: tl.constexpr):
+                 PIECES: tl.constexpr, GAP: tl.constexpr, CONVERTS: tl.constexpr):
     """The attention of this program's share of the line of tiles."""
     ROW: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
     begin = tl.program_id(0) * share
@@ -121,23 +122,31 @@ def decode_share(q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, counter_ptr, block_t
         table_ptr = block_tables_ptr + request.to(tl.int64) * table_stride
         slots = tile_slots(first_tile, length, table_ptr, BLOCK_SIZE, TILE)
         q = tl.load(q_ptr + row * q_stride + heads[:, None] + dim[None, :], mask=real, other=0.0)
+        size = 1.0
+        if GAP:
+            q, size = in_float16(q)
+            size = size[:, None]
         k_base = k_ptr + kv_head * HEAD_DIM + dim[None, :]
         v_base = v_ptr + kv_head * HEAD_DIM + dim[None, :]
 
         # Online softmax over the tiles: m is the running maximum, l the running sum, acc the
-        # weighted values.
+        # weighted values. Of an FP8 cache they are weighted by scales too, with a maximum n of
+        # their own: the weights must fit float16.
         m = tl.full([PADDED_GROUP], float("-inf"), tl.float32)
+        n = tl.full([PADDED_GROUP], float("-inf"), tl.float32)
         l = tl.zeros([PADDED_GROUP], tl.float32)
         acc = tl.zeros([PADDED_GROUP, PADDED_DIM], tl.float32)
         for tile in range(first_tile, last_tile):
-            k = load_numbers(k_base, slots, q.dtype, ROW, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, GAP)
-            v = load_numbers(v_base, slots, q.dtype, ROW, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, GAP)
+            k = load_numbers(k_base, slots, q.dtype, ROW, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, GAP,
+                             CONVERTS)
+            v = load_numbers(v_base, slots, q.dtype, ROW, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, GAP,
+                             CONVERTS)
             if GAP:
-                k_scale = load_scales(k_ptr, kv_head, slots, ROW, BLOCK_SIZE, GAP)
-                v_scale = load_scales(v_ptr, kv_head, slots, ROW, BLOCK_SIZE, GAP)
+                k_scale = load_scales(k_ptr, kv_head, slots, ROW, BLOCK_SIZE, GAP, CONVERTS)
+                v_scale = load_scales(v_ptr, kv_head, slots, ROW, BLOCK_SIZE, GAP, CONVERTS)
             slots = tile_slots(tile + 1, length, table_ptr, BLOCK_SIZE,
                                TILE)  # asked for one tile ahead
-            scores = tl.dot(q, k.T, input_precision="ieee") * (scale * LOG2_E)
+            scores = tl.dot(q, k.T, input_precision="ieee") * (size * scale * LOG2_E)
             if GAP:
                 scores *= k_scale[None, :]
             token = tile * TILE + tl.arange(0, TILE)
@@ -147,9 +156,15 @@ def decode_share(q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, counter_ptr, block_t
             p = tl.exp2(scores - m_new[:, None])
             l = l * alpha + tl.sum(p, 1)
             if GAP:
-                p *= v_scale[None, :]
+                scores += tl.log2(v_scale)[None, :]
+                n_new = tl.maximum(n, tl.max(scores, 1))
+                alpha = tl.exp2(n - n_new)
+                p = tl.exp2(scores - n_new[:, None])
+                n = n_new
             acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision="ieee")
             m = m_new
+        if GAP:
+            acc *= tl.exp2(n - m)[:, None]
         acc = tl.where(length > 0, acc / l[:, None],
                        0.0)  # of an empty context the sum is not a number
 
@@ -183,14 +198,15 @@ def _decode_kernel(q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, counter_ptr, block
                    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
                    PADDED_DIM: tl.constexpr, PADDED_REQUESTS: tl.constexpr, TILE: tl.constexpr,
                    PADDED_GROUP: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr,
-                   PIECES: tl.constexpr, EARLY: tl.constexpr, GAP: tl.constexpr):
+                   PIECES: tl.constexpr, EARLY: tl.constexpr, GAP: tl.constexpr,
+                   CONVERTS: tl.constexpr):
     tiles, ends, total, share = equal_shares(seq_lens_ptr, query_start_loc_ptr, num_requests,
                                              NUM_KV_HEADS, TILE, PADDED_REQUESTS)
     start_early(EARLY)  # behind it: q, and the newest token's K and V
     decode_share(q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, counter_ptr, block_tables_ptr,
                  seq_lens_ptr, query_start_loc_ptr, scale, table_stride, q_stride, tiles, ends,
                  total, share, NUM_KV_HEADS, GROUP, HEAD_DIM, PADDED_DIM, TILE, PADDED_GROUP,
-                 BLOCK_SIZE, HEADS, PIECES, GAP)
+                 BLOCK_SIZE, HEADS, PIECES, GAP, CONVERTS)
 
 
 def launch_shape(card: Card, dtype: torch.dtype, head_dim: int, num_requests: int,
@@ -254,6 +270,7 @@ def decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
         _decode_kernel, (programs, 1, 1), (q, k_cache, v_cache, out, partial, counters(
             q.device), block_tables, seq_lens, query_start_loc),
         (scale, num_requests, block_tables.stride(0)), (q.stride(0),),
-        (num_kv_heads, group, head_dim, padded_dim, max(64, triton.next_power_of_2(num_requests)),
-         tile, max(16, triton.next_power_of_2(group)), block_size, heads, pieces, early, gap),
-        num_warps=warps, num_stages=stages, **({"launch_pdl": True} if early else {}))
+        (num_kv_heads, group, head_dim, padded_dim, max(
+            64, triton.next_power_of_2(num_requests)), tile, max(16, triton.next_power_of_2(group)),
+         block_size, heads, pieces, early, gap, card.converts_fp8), num_warps=warps,
+        num_stages=stages, **({"launch_pdl": True} if early else {}))

@@ -89,12 +89,12 @@ def layers_kernel(
         first_phase, end_phase, table_stride, layer_stride, k_block, k_row, NUM_HEADS: tl.constexpr,
         NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr,
         HIDDEN: tl.constexpr, INNER: tl.constexpr, BLOCK_SIZE: tl.constexpr, NORM: tl.constexpr,
-        BIAS: tl.constexpr, GAP: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
-        QKV_SPLIT: tl.constexpr, OUT_SPLIT: tl.constexpr, GATE_UP_SPLIT: tl.constexpr,
-        DOWN_SPLIT: tl.constexpr, TILE: tl.constexpr, HEADS: tl.constexpr,
-        PADDED_GROUP: tl.constexpr, PADDED_DIM: tl.constexpr, PADDED_REQUESTS: tl.constexpr,
-        PIECES: tl.constexpr, PARTS: tl.constexpr, PHASES: tl.constexpr, WEIGHTS: tl.constexpr,
-        OUTPUTS: tl.constexpr, TOGETHER: tl.constexpr):
+        BIAS: tl.constexpr, GAP: tl.constexpr, CONVERTS: tl.constexpr, TOKENS: tl.constexpr,
+        COLUMNS: tl.constexpr, QKV_SPLIT: tl.constexpr, OUT_SPLIT: tl.constexpr,
+        GATE_UP_SPLIT: tl.constexpr, DOWN_SPLIT: tl.constexpr, TILE: tl.constexpr,
+        HEADS: tl.constexpr, PADDED_GROUP: tl.constexpr, PADDED_DIM: tl.constexpr,
+        PADDED_REQUESTS: tl.constexpr, PIECES: tl.constexpr, PARTS: tl.constexpr,
+        PHASES: tl.constexpr, WEIGHTS: tl.constexpr, OUTPUTS: tl.constexpr, TOGETHER: tl.constexpr):
     MIXED: tl.constexpr = NUM_HEADS * HEAD_DIM
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     X_TILES: tl.constexpr = (HIDDEN + OUTPUTS - 1) // OUTPUTS
@@ -129,7 +129,7 @@ def layers_kernel(
             decode_share(q_ptr, k_cache, v_cache, mixed_ptr, partial_ptr, counter_ptr, tables_ptr,
                          seq_lens_ptr, query_start_loc_ptr, scale, table_stride, MIXED, tiles, ends,
                          total, share, NUM_KV_HEADS, GROUP, HEAD_DIM, PADDED_DIM, TILE,
-                         PADDED_GROUP, BLOCK_SIZE, HEADS, PIECES, GAP)
+                         PADDED_GROUP, BLOCK_SIZE, HEADS, PIECES, GAP, CONVERTS)
         elif phase == 2:
             weight = _weight(base_ptr, places, _OUT)
             for item in range(program, X_TILES * OUT_SPLIT, programs):

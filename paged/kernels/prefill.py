@@ -32,16 +32,18 @@ from paged.kernels.common import LOG2_E, launch, load_numbers, load_scales, raw,
 @triton.jit
 def _attend(q, m, l, acc, first, last, positions, length, table_ptr, k_ptr, v_ptr, kv_head, scale,
             ROW: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
-            BLOCK_SIZE: tl.constexpr, GAP: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr):
+            BLOCK_SIZE: tl.constexpr, GAP: tl.constexpr, CONVERTS: tl.constexpr, TILE: tl.constexpr,
+            MASKED: tl.constexpr):
     """Online softmax over tiles first to last − 1: running maximum m, running sum l, weighted
     values acc."""
     inside = kv_head * HEAD_DIM + tl.arange(0, PADDED_DIM)[None, :]
     slots = tile_slots(first, length, table_ptr, BLOCK_SIZE, TILE)
     for tile in range(first, last):
-        k = load_numbers(k_ptr + inside, slots, q.dtype, ROW, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, GAP)
+        k = load_numbers(k_ptr + inside, slots, q.dtype, ROW, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, GAP,
+                         CONVERTS)
         scores = tl.dot(q, k.T, input_precision="ieee")
         if GAP:
-            scores *= load_scales(k_ptr, kv_head, slots, ROW, BLOCK_SIZE, GAP)[None, :]
+            scores *= load_scales(k_ptr, kv_head, slots, ROW, BLOCK_SIZE, GAP, CONVERTS)[None, :]
         if MASKED:
             token = tile * TILE + tl.arange(0, TILE)
             scores = tl.where(token[None, :] <= positions[:, None], scores, float("-inf"))
@@ -51,9 +53,10 @@ def _attend(q, m, l, acc, first, last, positions, length, table_ptr, k_ptr, v_pt
         p = tl.exp2(scores * scale - m_new[:, None])
         alpha = tl.exp2(m - m_new)
         l = l * alpha + tl.sum(p, 1)
-        v = load_numbers(v_ptr + inside, slots, q.dtype, ROW, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, GAP)
+        v = load_numbers(v_ptr + inside, slots, q.dtype, ROW, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, GAP,
+                         CONVERTS)
         if GAP:
-            p *= load_scales(v_ptr, kv_head, slots, ROW, BLOCK_SIZE, GAP)[None, :]
+            p *= load_scales(v_ptr, kv_head, slots, ROW, BLOCK_SIZE, GAP, CONVERTS)[None, :]
         acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision="ieee")
         m = m_new
         slots = tile_slots(tile + 1, length, table_ptr, BLOCK_SIZE,
@@ -67,7 +70,7 @@ def _prefill_kernel(q_ptr, k_ptr, v_ptr, out_ptr, block_tables_ptr, seq_lens_ptr
                     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
                     PADDED_DIM: tl.constexpr, PADDED_REQUESTS: tl.constexpr,
                     BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
-                    MIN_QUERIES: tl.constexpr, GAP: tl.constexpr):
+                    MIN_QUERIES: tl.constexpr, GAP: tl.constexpr, CONVERTS: tl.constexpr):
     TOKENS: tl.constexpr = ROWS // GROUP
     ROW: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
     # Every request needs so many programs a KV head. Its last program has the longest context and
@@ -105,9 +108,10 @@ def _prefill_kernel(q_ptr, k_ptr, v_ptr, out_ptr, block_tables_ptr, seq_lens_ptr
     acc = tl.zeros([ROWS, PADDED_DIM], tl.float32)
     scale *= LOG2_E
     m, l, acc = _attend(q, m, l, acc, 0, full, positions, length, table_ptr, k_ptr, v_ptr, kv_head,
-                        scale, ROW, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, GAP, TILE, False)
+                        scale, ROW, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, GAP, CONVERTS, TILE, False)
     m, l, acc = _attend(q, m, l, acc, full, seen, positions, length, table_ptr, k_ptr, v_ptr,
-                        kv_head, scale, ROW, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, GAP, TILE, True)
+                        kv_head, scale, ROW, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, GAP, CONVERTS, TILE,
+                        True)
     acc = acc / tl.where(l > 0.0, l, 1.0)[:, None]  # an empty context gives zeros
     tl.store(out_ptr + ((line * (NUM_KV_HEADS * GROUP) + head) * HEAD_DIM)[:, None] + dim[None, :],
              acc.to(out_ptr.dtype.element_ty), mask=real)
@@ -151,15 +155,15 @@ def prefill(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
     _, block_size, num_kv_heads, _ = k_cache.shape
     group = num_heads // num_kv_heads
     (k_cache, gap), (v_cache, _) = raw(k_cache), raw(v_cache)
-    rows, tile, options = launch_shape(device_properties(q.device), q.dtype, head_dim, num_tokens)
+    card = device_properties(q.device)
+    rows, tile, options = launch_shape(card, q.dtype, head_dim, num_tokens)
     rows = max(rows, triton.next_power_of_2(group))
     # A program for each `rows // group` tokens of a request; the GPU knows how many, the CPU an
     # upper bound.
     most = num_tokens // (rows // group) + min(num_requests, num_tokens)
-    launch(
-        _prefill_kernel, (most * num_kv_heads, 1, 1),
-        (q, k_cache, v_cache, out, block_tables, seq_lens, query_start_loc),
-        (scale, num_requests, block_tables.stride(0)), (q.stride(0),),
-        (num_kv_heads, group, head_dim, max(16, triton.next_power_of_2(head_dim)),
-         max(64, triton.next_power_of_2(num_requests)), block_size, rows, tile, min_queries, gap),
-        **options)
+    launch(_prefill_kernel, (most * num_kv_heads, 1, 1),
+           (q, k_cache, v_cache, out, block_tables, seq_lens, query_start_loc),
+           (scale, num_requests, block_tables.stride(0)), (q.stride(0),),
+           (num_kv_heads, group, head_dim, max(
+               16, triton.next_power_of_2(head_dim)), max(64, triton.next_power_of_2(num_requests)),
+            block_size, rows, tile, min_queries, gap, card.converts_fp8), **options)

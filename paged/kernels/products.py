@@ -270,7 +270,7 @@ def _shared(kind: str, x: torch.Tensor, outputs: int, squares: torch.Tensor | No
     card = device_properties(x.device)
     tokens, columns, split, stages, warps = tile_shape(kind, num_tokens)
     if card.capability < 8:  # what is on its way takes registers
-        columns = min(columns, 32)
+        tokens, columns = min(tokens, 32), min(columns, 32)
     token_tiles = triton.cdiv(num_tokens, tokens)
     if tiles * token_tiles * split > MOST_SPLIT:
         split = 1

@@ -37,6 +37,8 @@ def why_not(decoder: Decoder, attention: str, fused: bool) -> str | None:
     if not fused or attention != "triton":
         return (f"it is made of the fused operations and the triton backend's attention; fused is "
                 f"{fused} and the backend {attention!r}")
+    if device_properties(decoder.embedding.device).capability < 8:
+        return "what is on its way to a program takes more registers than a card before Ampere has"
     return None
 
 
@@ -112,9 +114,9 @@ class Layers:
             "NUM_HEADS": c.num_heads, "NUM_KV_HEADS": c.num_kv_heads, "HEAD_DIM": c.head_dim,
             "HALF": half, "HIDDEN": c.hidden_size, "INNER": c.intermediate_size,
             "BLOCK_SIZE": self.kv.block_size, "NORM": c.qk_norm, "BIAS": c.attention_bias,
-            "GAP": gap, "TOKENS": tokens, "COLUMNS": columns, "QKV_SPLIT": cut[0],
-            "OUT_SPLIT": cut[1], "GATE_UP_SPLIT": cut[2], "DOWN_SPLIT": cut[3], "TILE": 64,
-            "HEADS": heads, "PADDED_GROUP": max(
+            "GAP": gap, "CONVERTS": self.card.converts_fp8, "TOKENS": tokens, "COLUMNS": columns,
+            "QKV_SPLIT": cut[0], "OUT_SPLIT": cut[1], "GATE_UP_SPLIT": cut[2], "DOWN_SPLIT": cut[3],
+            "TILE": 64, "HEADS": heads, "PADDED_GROUP": max(
                 16, heads), "PADDED_DIM": padded_dim, "PADDED_REQUESTS": 64, "PIECES": max(
                     1, min(16, 4096 * WARPS // (heads * padded_dim))),
             "PARTS": triton.next_power_of_2(x_tiles), "PHASES": PHASES, "WEIGHTS": WEIGHTS,
