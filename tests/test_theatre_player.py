@@ -180,6 +180,64 @@ def test_no_width_and_no_scheme_breaks_it(opened, scheme, width):
     assert (sum(map(int, re.findall(r"\d+", color)[:3])) < 384) == (scheme == "dark")
 
 
+EVERY_BEAT = """() => {
+  const root = document.querySelector(".paged-theatre"), found = {heights: [], wrong: []};
+  const note = (what, element) => found.wrong.push(`${what}: .${element.className} in
+    ${document.querySelector(".count").textContent}: ${element.textContent.slice(0, 40)}`);
+  for (const tab of document.querySelectorAll(".scenes button")) {
+    tab.click();
+    for (let more = true; more;) {
+      found.heights.push(root.offsetHeight);
+      for (const element of root.querySelectorAll(".app *")) {
+        const words = [...element.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
+        if (!words || element.closest(".hidden") || !element.getClientRects().length) continue;
+        const style = getComputedStyle(element);
+        if (parseFloat(style.fontSize) < 12) note("small " + style.fontSize, element);
+        const cut = style.overflowX !== "visible" && element.scrollWidth > element.clientWidth + 1;
+        if (cut && !element.closest("[title]")) note("cut", element);
+      }
+      more = !document.querySelector("[aria-label^=Next]").disabled;
+      root.dispatchEvent(new KeyboardEvent("keydown", {key: "ArrowRight"}));
+    }
+  }
+  return found;
+}"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1100, 1280])
+def test_every_beat_fits_in_one_height_and_can_be_read(opened, width):
+    """All scenes are as high as each other, at every beat; no word is small, and what
+    is cut says the whole when it is pointed at."""
+    shown = opened(width=width, reduced_motion="reduce")
+    found = shown.evaluate(EVERY_BEAT)
+    assert len(set(found["heights"])) == 1 and 690 <= found["heights"][0] <= 740
+    assert found["wrong"] == []
+
+
+def test_a_window_that_becomes_narrow_never_scrolls_sideways(opened):
+    """Not even before the script has laid out anew: each layout at the width of a phone."""
+    shown = opened("#theatre/fork/8", width=390)
+    for layout in ("wide", "middle", "phone"):
+        wide = shown.evaluate(
+            """(layout) => {
+          document.querySelector(".paged-theatre").dataset.layout = layout;
+          return document.documentElement.scrollWidth - document.documentElement.clientWidth;
+        }""", layout)
+        assert wide <= 0, layout
+
+
+def test_the_wires_of_a_table_start_apart(opened):
+    """Two requests whose words stand one under the other: each wire can be followed."""
+    for address, least in (("fork/24", 4), ("preemption/44", 5)):
+        shown = opened(f"#theatre/{address}")
+        starts = sorted(
+            shown.eval_on_selector_all(
+                ".wire", "all => all.map(wire => parseFloat(wire.getAttribute('d').slice(1)))"))
+        assert len(starts) >= least
+        assert min(b - a for a, b in zip(starts, starts[1:])) > 5, address
+
+
 def test_reduced_motion_jumps(opened):
     for motion, moves in (("reduce", False), ("no-preference", True)):
         shown = opened("#theatre/fork/1", reduced_motion=motion)
