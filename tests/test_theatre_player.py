@@ -159,7 +159,7 @@ def test_a_planted_fault_is_red(opened, recordings):
 
 
 def test_on_a_phone_there_is_one_panel_at_a_time(opened):
-    shown = opened("#theatre/fork/8", width=390)
+    shown = opened("#theatre/block-life/33", width=390)
     assert shown.get_attribute(".paged-theatre", "data-layout") == "phone"
     panels = ".panel:visible"
     assert shown.locator(panels).count() == 1 and shown.is_visible(".panel.memory")
@@ -167,6 +167,15 @@ def test_on_a_phone_there_is_one_panel_at_a_time(opened):
     shown.click(".views >> text=Requests")
     assert shown.is_visible(".panel.requests") and not shown.is_visible(".panel.memory")
     assert excess_width(shown) <= 0
+    names = shown.locator(".who > *:visible")
+    sides = names.evaluate_all(
+        "all => all.map(e => [e.getBoundingClientRect().right, e.closest('.request')"
+        ".querySelector('.logicals, .text').getBoundingClientRect().left])")
+    assert sides and all(right <= left for right, left in sides), "a name lies over the words"
+    left, right = shown.eval_on_selector(
+        "[role=tab][aria-selected=true]",
+        "tab => [tab.getBoundingClientRect().left, tab.getBoundingClientRect().right]")
+    assert 0 <= left < right <= 390, "the scene that is shown is not to be seen among the tabs"
     bottom = shown.evaluate("document.querySelector('.transport').getBoundingClientRect().bottom")
     assert bottom <= 860, "the transport stays in reach"
 

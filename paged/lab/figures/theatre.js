@@ -128,7 +128,7 @@ function theatre(root, data) {
     [...tabs.querySelectorAll("button")].forEach((tab, i) => {
       const selected = scenes[i].slug === run.slug;
       tab.setAttribute("aria-selected", selected);
-      if (selected && byReader) tab.scrollIntoView({block: "nearest", inline: "nearest"});
+      if (selected) tabs.scrollLeft = tab.offsetLeft - tabs.offsetLeft - (tabs.clientWidth - tab.offsetWidth) / 2;  // and never the page
     });
     select.replaceChildren(make("option", {value: runs.indexOf(scene)}, faults.length ? "Plant a fault…" : "No fault here"),
       ...faults.map((f) => make("option", {value: runs.indexOf(f)}, f.fault.name)));
@@ -503,7 +503,7 @@ function theatre(root, data) {
   function drawLog() {
     const most = 5, first = Math.max(0, Math.min(at - 2, run.beats.length - most));
     log.body.replaceChildren(make("ol", {}, run.beats.slice(first, first + most).map((b, i) => make("li", {class: (first + i === at ? "now" : first + i > at ? "later" : "") + (b.fields.wrong || b.event === "FAILED" ? " wrong" : ""), "data-key": "l:" + (first + i), tabindex: -1, title: `${b.event} ${brief(b.fields)}`, onclick: () => go(first + i)},
-      span("n", String(b.step)), span("e", make("i", {class: "mark " + b.phase}), b.event.replace("KV_BLOCK_", "")), span("f", brief(b.fields))))));
+      span("n", String(b.step)), span("e", make("i", {class: "mark " + b.phase}), b.event.replace(/^(KV_BLOCK|STATE)_/, "")), span("f", brief(b.fields))))));
   }
   function drawMap() {
     const last = run.beats[run.beats.length - 1].step, origin = Math.max(1, run.beats[0].step), names = [], did = {};
