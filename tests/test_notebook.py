@@ -128,6 +128,33 @@ def test_a_plot_follows_the_page(drawn):
     assert len(ids) == len(set(ids)) and all(name.startswith("figure-") for name in ids)
 
 
+def test_what_is_shared_is_told_without_its_colour(monkeypatch):
+    """Lines have dashes, dots are rings, areas have stripes; what is used has none of these."""
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    shown = []
+    monkeypatch.setattr(plots, "display", shown.append)
+
+    def drawn(name: str) -> str:
+        with matplotlib.rc_context():
+            notebook.style()
+            _, axis = plt.subplots()
+            color = notebook.COLORS[name]
+            axis.plot([0, 1], [2, 1], color=color)
+            axis.axhline(1, color=color)
+            axis.scatter([0, 1], [1, 2], color=color, alpha=0.5, linewidth=0)
+            axis.fill_between([0, 1], [0, 1], color=color)
+            notebook.plot(f"All of it {name}.", "Lines, dots, and an area.")
+        return shown[-1].data.split("</style>")[1]
+
+    used, shared = drawn("used"), drawn("shared")
+    assert len(re.findall(r"stroke-dasharray: 7 4; stroke: var\(--shared\)", shared)) == 2
+    assert len(re.findall(r'<use [^>]*style="fill: none; stroke: var\(--shared\)"', shared)) == 2
+    assert len(re.findall(r'style="fill: url\(#[^)]*stripes\)', shared)) == 1
+    assert "stroke-dasharray" not in used and "stripes" not in used and "var(--used)" in used
+
+
 def test_a_picture_in_a_plot_stays_what_it_is():
     from paged.lab.plots import themed
     svg = '<svg><image id="a" xlink:href="data:image/png;base64,AA"/><use xlink:href="#a"/></svg>'

@@ -89,6 +89,19 @@ def test_a_second_signal_does_not_wait():
         assert run.returncode == 0
 
 
+def test_the_theatre_is_there_when_asked_for_and_says_what_it_shows(capsys, monkeypatch):
+    with process("--theatre", "--api-key", "abc") as (run, url, said):
+        assert f"{url}/theatre shows prompts; the API key is the password" in said
+        assert httpx.get(url + "/theatre").status_code == 401
+        assert httpx.get(url + "/theatre", auth=("", "abc")).status_code == 200
+    monkeypatch.setattr("paged.llm.load", lambda *arguments, **options: make_loaded())
+    assert main(["serve", "--quiet", "--theatre", "--num-blocks", "4097"]) == 2
+    assert "the pool has 4097 blocks, and the theatre shows at most 4096" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    assert "sees everybody's prompts" in " ".join(capsys.readouterr().out.split())
+
+
 def test_mistakes_are_sentences(capsys, monkeypatch):
     monkeypatch.setattr("paged.llm.load", lambda *arguments, **options: make_loaded())
     for argv, words in ((["--port", "99999"], "--port is 99999: it must be from 0 to 65535"), ([

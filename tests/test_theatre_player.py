@@ -159,7 +159,7 @@ def test_a_planted_fault_is_red(opened, recordings):
 
 
 def test_on_a_phone_there_is_one_panel_at_a_time(opened):
-    shown = opened("#theatre/fork/8", width=390)
+    shown = opened("#theatre/block-life/33", width=390)
     assert shown.get_attribute(".paged-theatre", "data-layout") == "phone"
     panels = ".panel:visible"
     assert shown.locator(panels).count() == 1 and shown.is_visible(".panel.memory")
@@ -167,6 +167,15 @@ def test_on_a_phone_there_is_one_panel_at_a_time(opened):
     shown.click(".views >> text=Requests")
     assert shown.is_visible(".panel.requests") and not shown.is_visible(".panel.memory")
     assert excess_width(shown) <= 0
+    names = shown.locator(".who > *:visible")
+    sides = names.evaluate_all(
+        "all => all.map(e => [e.getBoundingClientRect().right, e.closest('.request')"
+        ".querySelector('.logicals, .text').getBoundingClientRect().left])")
+    assert sides and all(right <= left for right, left in sides), "a name lies over the words"
+    left, right = shown.eval_on_selector(
+        "[role=tab][aria-selected=true]",
+        "tab => [tab.getBoundingClientRect().left, tab.getBoundingClientRect().right]")
+    assert 0 <= left < right <= 390, "the scene that is shown is not to be seen among the tabs"
     bottom = shown.evaluate("document.querySelector('.transport').getBoundingClientRect().bottom")
     assert bottom <= 860, "the transport stays in reach"
 
@@ -178,6 +187,64 @@ def test_no_width_and_no_scheme_breaks_it(opened, scheme, width):
     assert excess_width(shown) <= 0
     color = shown.evaluate("getComputedStyle(document.querySelector('.panel')).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", color)[:3])) < 384) == (scheme == "dark")
+
+
+EVERY_BEAT = """() => {
+  const root = document.querySelector(".paged-theatre"), found = {heights: [], wrong: []};
+  const note = (what, element) => found.wrong.push(`${what}: .${element.className} in
+    ${document.querySelector(".count").textContent}: ${element.textContent.slice(0, 40)}`);
+  for (const tab of document.querySelectorAll(".scenes button")) {
+    tab.click();
+    for (let more = true; more;) {
+      found.heights.push(root.offsetHeight);
+      for (const element of root.querySelectorAll(".app *")) {
+        const words = [...element.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
+        if (!words || element.closest(".hidden") || !element.getClientRects().length) continue;
+        const style = getComputedStyle(element);
+        if (parseFloat(style.fontSize) < 12) note("small " + style.fontSize, element);
+        const cut = style.overflowX !== "visible" && element.scrollWidth > element.clientWidth + 1;
+        if (cut && !element.closest("[title]")) note("cut", element);
+      }
+      more = !document.querySelector("[aria-label^=Next]").disabled;
+      root.dispatchEvent(new KeyboardEvent("keydown", {key: "ArrowRight"}));
+    }
+  }
+  return found;
+}"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1100, 1280])
+def test_every_beat_fits_in_one_height_and_can_be_read(opened, width):
+    """All scenes are as high as each other, at every beat; no word is small, and what
+    is cut says the whole when it is pointed at."""
+    shown = opened(width=width, reduced_motion="reduce")
+    found = shown.evaluate(EVERY_BEAT)
+    assert len(set(found["heights"])) == 1 and 690 <= found["heights"][0] <= 740
+    assert found["wrong"] == []
+
+
+def test_a_window_that_becomes_narrow_never_scrolls_sideways(opened):
+    """Not even before the script has laid out anew: each layout at the width of a phone."""
+    shown = opened("#theatre/fork/8", width=390)
+    for layout in ("wide", "middle", "phone"):
+        wide = shown.evaluate(
+            """(layout) => {
+          document.querySelector(".paged-theatre").dataset.layout = layout;
+          return document.documentElement.scrollWidth - document.documentElement.clientWidth;
+        }""", layout)
+        assert wide <= 0, layout
+
+
+def test_the_wires_of_a_table_start_apart(opened):
+    """Two requests whose words stand one under the other: each wire can be followed."""
+    for address, least in (("fork/24", 4), ("preemption/44", 5)):
+        shown = opened(f"#theatre/{address}")
+        starts = sorted(
+            shown.eval_on_selector_all(
+                ".wire", "all => all.map(wire => parseFloat(wire.getAttribute('d').slice(1)))"))
+        assert len(starts) >= least
+        assert min(b - a for a, b in zip(starts, starts[1:])) > 5, address
 
 
 def test_reduced_motion_jumps(opened):

@@ -86,9 +86,14 @@ def themed(svg: str, prefix: str) -> str:
                        if found[1] in inks else found[0]), svg)
     for name, color in [*COLORS.items(), ("plot-ink", INK)]:
         svg = svg.replace(color, f"var(--{name})")
-    # What is shared can be told from what is used without the colour.
-    striped = re.sub(r'(<path [^>]*style="fill: )var\(--shared\)', rf"\1url(#{prefix}-stripes)",
-                     svg)
+    # What is shared can be told from what is used without the colour: lines have dashes, dots are
+    # rings, areas have stripes.
+    svg = re.sub(r'(style="fill: none; )(stroke: var\(--shared\))', r"\1stroke-dasharray: 7 4; \2",
+                 svg)
+    svg = re.sub(r'(<use [^>]*style=")fill: var\(--shared\)(?!; stroke)[^"]*',
+                 r"\1fill: none; stroke: var(--shared)", svg)
+    striped = re.sub(r'(<(?:path|use) [^>]*style="fill: )var\(--shared\)',
+                     rf"\1url(#{prefix}-stripes)", svg)
     return striped.replace("<defs>", f"<defs>{STRIPES.format(prefix)}",
                            1) if striped != svg else svg
 

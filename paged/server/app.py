@@ -40,7 +40,8 @@ class Server(NamedTuple):
 
 def make_server(llm: AsyncLLM, model: str, keys: Sequence[str] = (), share_prefixes: bool = False,
                 max_requests: int | None = None, local_only: bool = False,
-                limits: Limits = Limits(), log_prompts: bool = False) -> Server:
+                limits: Limits = Limits(), log_prompts: bool = False,
+                theatre: bool = False) -> Server:
     """A server in front of a model.
 
     Args:
@@ -51,6 +52,10 @@ def make_server(llm: AsyncLLM, model: str, keys: Sequence[str] = (), share_prefi
             have asked.
         max_requests: sequences under way at once; None for twice as many as run at once.
         local_only, limits, log_prompts: see `Door` and `Desk`.
+        theatre: record the last steps and show them at /theatre, with everybody's prompts, to
+            whoever may come in.
+
+    Raises ValueError for a theatre over a pool that is too large to be looked at.
     """
     most = 2 * llm.llm.engine.config.max_num_seqs if max_requests is None else max_requests
     meters = Meters(llm.llm.engine)
@@ -58,6 +63,9 @@ def make_server(llm: AsyncLLM, model: str, keys: Sequence[str] = (), share_prefi
     app = FastAPI(title="paged", docs_url=None, redoc_url=None)
     _add_errors(app)
     _add_rooms(app, desk, model)
+    if theatre:
+        from paged.server.theatre import add_theatre
+        add_theatre(app, llm.llm)
 
     def salt_of(body: Body, request: Request) -> str | None:
         """What its blocks are kept apart by: the tenant, and what the request says."""
@@ -143,7 +151,7 @@ def _add_rooms(app: FastAPI, desk: Desk, model: str) -> None:
     }
     page = files("paged.server").joinpath("page.html").read_text(encoding="utf-8")
     hashes = {
-        kind: " ".join(f"'sha256-{_sha256(part)}'"
+        kind: " ".join(f"'sha256-{sha256(part)}'"
                        for part in re.findall(f"<{kind}>(.*?)</{kind}>", page, re.S))
         for kind in ("script", "style")
     }
@@ -176,7 +184,8 @@ def _add_rooms(app: FastAPI, desk: Desk, model: str) -> None:
         return card
 
 
-def _sha256(text: str) -> str:
+def sha256(text: str) -> str:
+    """As a Content-Security-Policy names a script or a style."""
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Serve a model over HTTP to clients of OpenAI's interface: /v1/chat/completions, /v1/completions,
-/v1/models, /health, /metrics for Prometheus, and a page to chat at /.
+/v1/models, /health, /metrics for Prometheus, and a page to chat at /. With --theatre, a page at
+/theatre shows what the engine has done in its last steps.
 
 Ctrl-C or SIGTERM finishes what runs, refuses what comes, and ends; a second one ends at once.
 """
@@ -52,6 +53,11 @@ def add_command(commands, add_engine_options, open_llm) -> None:
                         help="what runs may take to end after a SIGTERM (%(default)s)")
     parser.add_argument("--log-prompts", action="store_true",
                         help="write prompts and answers into the log")
+    parser.add_argument(
+        "--theatre", action="store_true",
+        help="record the engine's last steps and show them at /theatre, block by block. Who can "
+        "open it sees everybody's prompts and answers. It makes steps slower, and wants a small "
+        "pool: see --num-blocks")
     add_engine_options(parser)
     parser.set_defaults(run=lambda args: run(args, open_llm))
 
@@ -87,7 +93,8 @@ async def serve(args, llm: LLM, keys: list[str]) -> None:
                         format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     name, local = args.served_model_name or Path(args.model).name, args.host in LOCAL_HOSTS
     server = make_server(AsyncLLM(llm), name, keys, args.share_prefixes, args.max_requests,
-                         local_only=local and not keys, log_prompts=args.log_prompts)
+                         local_only=local and not keys, log_prompts=args.log_prompts,
+                         theatre=args.theatre)
 
     class Process(uvicorn.Server):
         """uvicorn's, which ends in our order: first the requests, then the listening."""
@@ -127,8 +134,10 @@ def _tell(server: Server, llm: LLM, name: str, port: int, args, keys: list[str])
         f"serving {name!r} at http://{host}:{port} to {who}\n"
         f"  a page to chat   http://{host}:{port}/\n"
         f"  for clients      base_url=http://{host}:{port}/v1 model={name}\n"
-        f"  for Prometheus   http://{host}:{port}/metrics\n"
-        f"room for {config.max_num_seqs} requests at once and "
+        f"  for Prometheus   http://{host}:{port}/metrics\n" +
+        (f"  the theatre      http://{host}:{port}/theatre shows prompts"
+         f"{'; the API key is the password, under any name' if keys else ''}\n"
+         if args.theatre else "") + f"room for {config.max_num_seqs} requests at once and "
         f"{server.desk.max_requests - config.max_num_seqs} that wait, in {config.num_blocks} "
         f"blocks of {config.block_size} tokens; {config.max_model_len} tokens a request at most",
         file=sys.stderr, flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import hmac
 import logging
@@ -19,6 +20,9 @@ from paged.server.meters import Meters
 
 LOG = logging.getLogger("paged.server")
 OPEN_TO_ALL = ("/", "/health")  # the page asks for a key, and a balancer has none
+# A browser that opens a page can ask for a password, and sends no other key. Nothing that changes
+# anything may stand here: it sends the password along whichever site made it come.
+ASKED_BY_BROWSERS = ("/theatre",)
 POLLED = ("/health", "/metrics")  # every few seconds: no line of the log for each
 LOCAL = ("127.0.0.1", "localhost", "[::1]")
 
@@ -108,7 +112,7 @@ class Door:
                 403, "this server answers to 127.0.0.1 and localhost: start it with an "
                 "--api-key, or with another --host", None, "wrong_host")
         if self._digests and path not in OPEN_TO_ALL:
-            scope["tenant"] = self._tenant(headers.get(b"authorization", b""))
+            scope["tenant"] = self._tenant(headers.get(b"authorization", b""), path)
         if scope["method"] == "POST":
             # A browser asks before it sends this type to another site: no page can use us unseen.
             kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
@@ -119,15 +123,20 @@ class Door:
             if not length.isdigit() or int(length) > self.limits.body_bytes:
                 raise self._too_large()
 
-    def _tenant(self, authorization: bytes) -> str:
+    def _tenant(self, authorization: bytes, path: str) -> str:
         """A name for whoever has this key, which does not tell the key; raises ApiError."""
         scheme, _, key = authorization.partition(b" ")
+        how = "Bearer"
+        if path in ASKED_BY_BROWSERS:
+            how = 'Basic realm="the API key is the password", charset="UTF-8"'
+            if scheme.lower() == b"basic":
+                scheme, key = b"bearer", _password(key)
         digest = _digest(key.strip())
         # All are compared, and each whole: the time says nothing about how much was right.
         known = [hmac.compare_digest(digest, other) for other in self._digests]
         if scheme.lower() != b"bearer" or not any(known):
             raise ApiError(401, "no valid API key: send it as Authorization: Bearer KEY", None,
-                           "invalid_api_key", {"WWW-Authenticate": "Bearer"})
+                           "invalid_api_key", {"WWW-Authenticate": how})
         return digest.hex()
 
     async def _whole_body(self, scope: Scope, receive: Receive) -> Receive:
@@ -170,6 +179,14 @@ class Door:
         where = "".join(traceback.format_tb(error.__traceback__))
         what = f"{type(error).__name__}: {error}" if self.log_prompts else type(error).__name__
         LOG.error("a request has failed\n%s%s", where, what)
+
+
+def _password(credentials: bytes) -> bytes:
+    """Of HTTP's Basic scheme; nothing if they are none."""
+    try:
+        return base64.b64decode(credentials.strip(), validate=True).partition(b":")[2]
+    except ValueError:
+        return b""
 
 
 def _digest(key: bytes) -> bytes:

@@ -89,20 +89,23 @@ function theatre(root, data) {
   };
   const scheduler = panel("scheduler", "Scheduler"), requests = panel("requests", "Requests and their block tables", "logical → physical");
   const memory = panel("memory", "K/V memory"), code = panel("code", "The line that runs");
-  const log = panel("log", "Events"), map = panel("map", "Requests × steps", "tokens computed in each step");
+  const log = panel("log", "Events"), map = panel("map", "Requests × steps", "tokens in each step");
+  const sumLine = span("sum");
+  memory.aside.replaceWith(sumLine);
   const wires = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   wires.setAttribute("class", "wires");
   wires.setAttribute("aria-hidden", "true");
-  const stage = make("div", {class: "stage"}, wires, scheduler.element, requests.element, memory.element,
+  const stage = make("div", {class: "stage"}, wires, requests.element, scheduler.element, memory.element,
     div("side", code.element, log.element, map.element));
   const views = {Memory: [memory], Requests: [requests], Scheduler: [scheduler, map], Code: [code, log]};
   const viewTabs = div("views");
   const tables = make("div", {class: "hidden"}), beats = make("ol"), details = make("details", {class: "beats"}, make("summary", {}, "All beats of this scene, as a list"), beats);
-  const bar = div("transport", previous, play, next, div("scrub", div("track", roll, slider), steps), count);
-  const app = div("app", div("top", tabs, div("tools", predict, select)), fault, div("words", phase, say), ask, bar, legend, viewTabs, stage, tables, details);
+  const bar = div("transport", previous, play, next, legend, div("scrub", div("track", roll, slider), steps), count);
+  const note = span("note"), foot = div("foot", details, note, span("hint", "← → beat · Shift step · Home End · Space plays"));
+  const app = div("app", div("top", tabs, div("tools", predict, select)), fault, div("words", phase, say), ask, bar, viewTabs, stage, tables, foot);
   root.prepend(app);
   root.classList.add("on");
-  legend.append(...PHASES.map((name) => span("key " + name, make("i"), name)), span("hint", "← → beat · Shift step · Home End · Space plays"));
+  legend.append(...PHASES.map((name) => span("key " + name, make("i"), name)));
 
   scenes.forEach((scene) => tabs.append(make("button", {type: "button", role: "tab", title: scene.line, onclick: () => open(scene, 0, true)}, scene.title)));
   if (scenes.length < 2) tabs.append(span("line", run.line));
@@ -125,13 +128,14 @@ function theatre(root, data) {
     [...tabs.querySelectorAll("button")].forEach((tab, i) => {
       const selected = scenes[i].slug === run.slug;
       tab.setAttribute("aria-selected", selected);
-      if (selected && byReader) tab.scrollIntoView({block: "nearest", inline: "nearest"});
+      if (selected) tabs.scrollLeft = tab.offsetLeft - tabs.offsetLeft - (tabs.clientWidth - tab.offsetWidth) / 2;  // and never the page
     });
-    select.replaceChildren(make("option", {value: runs.indexOf(scene)}, faults.length ? "Plant a fault…" : "no fault to plant here"),
+    select.replaceChildren(make("option", {value: runs.indexOf(scene)}, faults.length ? "Plant a fault…" : "No fault here"),
       ...faults.map((f) => make("option", {value: runs.indexOf(f)}, f.fault.name)));
     select.value = runs.indexOf(run);
     select.disabled = !faults.length;
     predict.hidden = !run.beats.some((b) => b.ask);
+    note.textContent = (run.sizes.layer !== null ? `bars: K of layer ${run.sizes.layer}, one of ${run.sizes.num_layers}` : "no model, so no K") + (run.sizes.prefix_cache === "off" ? "" : " · ◆ the prefix cache finds it");
     drawFault();
     drawRoll();
     drawBeats();
@@ -315,17 +319,17 @@ function theatre(root, data) {
     const budget = run.sizes.max_num_batched_tokens, scheduled = Object.entries(state.scheduled);
     const tokens = scheduled.reduce((sum, [, n]) => sum + n, 0), free = state.queue.length, total = state.ref.length;
     const shared = state.ref.filter((n) => n > 1).length, held = total - free;
-    const meter = (label, value, parts) => div("meter", div("label", label, make("b", {}, value)), div("bar", parts));
-    const part = (name, share, text) => make("i", {class: name, style: `width:${100 * share}%`, title: text}, share > 0.03 * text.length + 0.04 ? text : "");
+    const meter = (label, value, ...parts) => div("meter", span("label", label), ...parts, make("b", {}, value));
+    const bar = (...parts) => div("bar", ...parts);
+    const part = (name, share, text, title) => make("i", {class: name, style: `width:${100 * share}%`, title}, share > 0.16 * text.length ? text : "");
     scheduler.aside.textContent = "step " + b.step;
     const lanes = [lane("waiting", state.waiting.filter((name) => !swapped.includes(name)), of("waiting")), lane("running", state.running, of("running"))];
     if (run.sizes.preemption === "swap") lanes.push(lane("swapped", swapped, of("swapped")));
     lanes.push(lane("ended", of("finished"), []));
     scheduler.body.replaceChildren(...lanes,
-      meter("tokens", `${tokens} of ${budget}`, scheduled.map(([name, n]) => part("new cut", Math.min(1, n / budget), `${name} ${n}`))),
-      meter("blocks", `${held} of ${total}` + (shared ? `, ${shared} shared` : ""), [part("used", (held - shared) / total, held - shared ? String(held - shared) : ""), part("shared", shared / total, shared ? String(shared) : "")]),
-      div("meter", div("label", "seats", make("b", {}, `${state.seats} of ${run.sizes.max_num_seqs}`)),
-        div("chairs", Array.from({length: Math.min(16, run.sizes.max_num_seqs)}, (_, i) => make("i", {class: i < state.seats ? "taken" : ""})))));
+      meter("tokens", `${tokens} of ${budget}`, bar(scheduled.map(([name, n]) => part("new cut", Math.min(1, n / budget), name, `${name}: ${n}`)))),
+      meter("blocks", `${held} of ${total}`, bar(part("used", (held - shared) / total, String(held - shared), `${held - shared} held once`), part("shared", shared / total, String(shared), `${shared} shared`))),
+      meter("seats", `${state.seats} of ${run.sizes.max_num_seqs}`, div("chairs", Array.from({length: Math.min(6, run.sizes.max_num_seqs)}, (_, i) => make("i", {class: i < state.seats ? "taken" : ""})))));
   }
 
   function drawRequests(state) {
@@ -345,7 +349,7 @@ function theatre(root, data) {
           if (slot !== undefined && touched.written.get(slot) === name && token !== undefined) kind += " writing";
           if (slot !== undefined && touched.wrong.has(slot) && (b.fields.wrong || []).some(([request, p]) => request === name && p === position)) kind += " wrong";
           tokens.push(make("span", {class: "token " + kind, "data-key": token === undefined ? undefined : `t:${name}:${position}`, tabindex: token === undefined ? undefined : -1,
-            title: token === undefined ? undefined : describe(kind, name, position), "aria-label": token === undefined ? undefined : `${word(token)}: ${sum(state, name, position) || describe(kind, name, position)}`},
+            title: token === undefined ? undefined : `${word(token)} · ${describe(kind, name, position)}`, "aria-label": token === undefined ? undefined : `${word(token)}: ${sum(state, name, position) || describe(kind, name, position)}`},
             token === undefined ? (ghost ? word(sampled) : "") : word(token)));
         }
         const block = r.table[index];
@@ -358,7 +362,11 @@ function theatre(root, data) {
       rows.push(div("request" + (r.table.length ? "" : " out"), div("who", badge(name, touched.requests.has(name) ? "hot" : ""), span("state", where)), div("logicals", blocks)));
     }
     const lines = ended.map(([name, r]) => div("request ended", div("who", badge(name)), div("text", span("state", "ended: "), r.tokens.slice(r.prompt).map((t) => run.words[t] ?? "?").join("").trim() || "–")));
-    requests.body.replaceChildren(...rows, ...lines, ...(rows.length + lines.length ? [] : [div("nobody", "Nobody is here yet.")]));
+    const body = requests.body, top = body.scrollTop;
+    body.replaceChildren(...rows, ...lines, ...(rows.length + lines.length ? [] : [div("nobody", "Nobody is here yet.")]));
+    body.scrollTop = top;
+    const box = body.getBoundingClientRect(), moved = [...body.querySelectorAll(".badge.hot, .cell.hot")].map((element) => element.closest(".request").getBoundingClientRect());
+    if (moved.length && !moved.some((row) => row.top >= box.top - 1 && row.bottom <= box.bottom + 1)) body.scrollTop += moved[0].top - box.top;
   }
   const describe = (kind, name, position) => ({cached: "from the prefix cache", computed: "its K and V are in the cache", fresh: "computed in this step", pending: "not computed yet"}[kind.split(" ")[0]] || "") + `: token ${position} of ${name}`;
   function sum(state, name, position) {
@@ -383,7 +391,6 @@ function theatre(root, data) {
     const b = beat(), total = state.ref.length, perRow = Math.min(size(), 8);
     const shown = total * size() <= 128 ? [...state.ref.keys()] : [...state.ref.keys()].filter((block) => run.used.has(block) || state.queue[0] === block);
     const place = new Map(state.queue.map((block, i) => [block, i])), current = currentSlots(state);
-    memory.aside.replaceChildren(run.sizes.layer !== null ? `bars: K of layer ${run.sizes.layer}, ${run.sizes.num_layers} layers alike` : "no model, so no K", " · a badge a holder");
     const cards = shown.map((block) => {
       const n = state.ref[block], holders = holdersOf(state, block), name = state.names[block];
       const kind = n === 0 ? "isfree" : n === 1 ? "isused" : "isshared";
@@ -396,7 +403,7 @@ function theatre(root, data) {
         const text = cell ? word(cell[0]) : "", stale = cell && n > 0 && !written && !read && !current.has(slot);
         return make("div", {class: "slot" + (cell ? " full" : "") + (stale ? " stale" : "") + (wrong ? " wrong" : written ? " written" : read ? " reading" : ""), "data-key": "s:" + slot, tabindex: -1,
           "aria-label": `slot ${slot}: ${text || "empty"}${written ? ", written now" : wrong ? ", read wrongly" : read ? ", read now" : ""}`},
-          make("span", {class: "w" + (text.length > 7 ? " long" : "")}, text), bars(cell && cell[1]), span("i", mark ? make("em", {}, mark) : null, String(slot)));
+          span("w", span("", text)), bars(cell && cell[1]), span("i", mark ? make("em", {}, mark) : null, String(slot)));
       });
       return make("div", {class: classes.join(" "), "data-key": "b:" + block, tabindex: -1, "data-memory": block,
         "aria-label": `block ${block}, ${n ? "held by " + listed(holders.length ? holders : [n + " references"]) : queueText}${name ? ", cached as " + name : ""}`},
@@ -404,13 +411,31 @@ function theatre(root, data) {
           span("held", n ? [...holders.map((h) => badge(h)), ...Array.from({length: Math.max(0, n - holders.length)}, () => badge("·", "nobody"))] : [span("fr", "free · "), turn])),
         make("div", {class: "slots", style: `grid-template-columns:repeat(${perRow},minmax(0,1fr))`}, slots));
     });
-    const parts = [make("p", {class: "sum"}), make("div", {class: "pool", style: `--block:${perRow * 43 + 4}px`}, cards)];
+    const parts = [make("div", {class: "pool", style: `--block:${perRow * 40 + 4}px`}, cards)];
+    stage.classList.toggle("large", shown.length > 16);
     if (shown.length < total) parts.push(div("more", `and ${total - shown.length} blocks that this run never touches`));
     parts.push(drawQueue(state));
     if (state.host.length) parts.push(drawHost(state, b));
     memory.body.replaceChildren(...parts);
     const first = [...touched.written.keys()][0];
-    memory.body.firstChild.textContent = first === undefined ? "Point at a token, a table's cell, a block or a slot: its counterparts light up." : sumOfSlot(state, first);
+    sumLine.textContent = first === undefined ? "Point at a token, a cell, a block or a slot: its counterparts light up." : sumOfSlot(state, first);
+    fitWords();
+  }
+  // A word that is wider than its slot is set narrower, and only then cut.
+  const ruler = document.createElement("canvas").getContext("2d"), NARROWEST = 0.58;
+  function fitWords() {
+    const words = [...memory.body.querySelectorAll(".slot.full .w")], room = words.length ? words[0].clientWidth : 0;
+    if (!room) return;
+    const style = getComputedStyle(words[0]);
+    words.forEach((element) => {
+      const text = element.firstChild, bold = element.parentNode.matches(".written, .wrong");
+      ruler.font = `${bold ? 700 : 400} ${style.fontSize} ${style.fontFamily}`;
+      const share = room / Math.max(1, ruler.measureText(text.textContent).width);
+      if (share >= 1) return;
+      text.style.transform = `scaleX(${Math.max(NARROWEST, share)})`;
+      text.style.width = room / Math.max(NARROWEST, share) + "px";
+      if (share < NARROWEST) element.title = text.textContent;
+    });
   }
   function currentSlots(state) {  // rows that a table leads to; the others are left over
     const slots = new Set();
@@ -426,8 +451,7 @@ function theatre(root, data) {
       visible.flatMap((block, i) => [make("span", {class: "chip" + (i === 0 ? " next" : "") + (before.queue.includes(block) ? "" : " joined"), "data-key": "q:" + block, tabindex: -1,
         "aria-label": `${ordinal(i + 1)} in the free queue: block ${block}${state.names[block] ? ", the prefix cache can still find it" : ""}`},
         i === 0 ? make("small", {}, "next") : null, String(block), state.names[block] ? make("em", {}, "◆ " + state.names[block]) : null), i + 1 < visible.length ? span("arrow", "→") : null]),
-      state.queue.length > 24 ? span("more", `and ${state.queue.length - 24} more`) : null, state.queue.length ? null : span("chip empty", "empty: the next one who needs a block must take it from somebody"),
-      span("aside", "◆ can still be found by the prefix cache"));
+      state.queue.length > 24 ? span("more", `and ${state.queue.length - 24} more`) : null, state.queue.length ? null : span("chip empty", "empty: the next one who needs a block must take it from somebody"));
   }
   function drawHost(state, b) {
     const blocks = state.host.length / size(), owner = (block) => Object.keys(state.requests).find((name) => state.requests[name].host.includes(block));
@@ -442,6 +466,7 @@ function theatre(root, data) {
   function drawCode(b) {
     const frames = b.at.map((number) => run.frames[number]), last = frames.length - 1;
     const chosen = shownFrame === null ? last : Math.min(shownFrame, last);
+    const held = code.body.contains(document.activeElement) && document.activeElement.matches("pre");
     code.body.replaceChildren();
     code.aside.textContent = "";
     if (last < 0) return;
@@ -465,18 +490,23 @@ function theatre(root, data) {
     });
     code.body.append(listing);
     const marked = listing.querySelector(".runs");
-    if (marked) listing.scrollTop = marked.offsetTop - listing.offsetTop - listing.clientHeight / 2;
+    const height = marked ? parseFloat(getComputedStyle(listing).lineHeight) : 0, room = Math.floor(listing.clientHeight / height);
+    if (!(room > 0)) return;
+    listing.style.maxHeight = room * height + "px";  // whole lines
+    listing.tabIndex = listing.scrollHeight > listing.clientHeight ? 0 : -1;
+    if (held) listing.focus({preventScroll: true});
+    listing.scrollTop = Math.max(0, Math.round((marked.offsetTop - listing.offsetTop) / height) - Math.floor(room / 2)) * height;
   }
-  const brief = (fields) => Object.entries(fields).filter(([key, value]) => typeof value !== "object" && !["error", "seconds"].includes(key)).map(([key, value]) => `${key}=${value}`).join(" ")
+  const brief = (fields) => fields.before !== undefined ? `${fields.request} ${fields.before} → ${fields.after}` : Object.entries(fields).filter(([key, value]) => typeof value !== "object" && !["error", "seconds"].includes(key)).map(([key, value]) => `${key}=${key === "prefix" && value.length === 16 ? value.slice(-4) : value}`).join(" ")
     + (Array.isArray(fields.blocks) ? ` blocks=${fields.blocks}` : "") + (fields.pairs ? ` pairs=${fields.pairs.map((pair) => pair.join("→"))}` : "") + (fields.slots ? ` slots=${fields.slots.length > 6 ? fields.slots.length : fields.slots}` : "")
     + (fields.requests ? ` of=${fields.requests}` : "");
   function drawLog() {
-    const first = Math.max(0, Math.min(at - 4, run.beats.length - 7));
-    log.body.replaceChildren(make("ol", {}, run.beats.slice(first, first + 7).map((b, i) => make("li", {class: (first + i === at ? "now" : first + i > at ? "later" : "") + (b.fields.wrong || b.event === "FAILED" ? " wrong" : ""), "data-key": "l:" + (first + i), tabindex: -1, onclick: () => go(first + i)},
-      span("n", String(b.step)), span("e", make("i", {class: "mark " + b.phase}), b.event.replace("KV_BLOCK_", "")), span("f", brief(b.fields))))));
+    const most = 5, first = Math.max(0, Math.min(at - 2, run.beats.length - most));
+    log.body.replaceChildren(make("ol", {}, run.beats.slice(first, first + most).map((b, i) => make("li", {class: (first + i === at ? "now" : first + i > at ? "later" : "") + (b.fields.wrong || b.event === "FAILED" ? " wrong" : ""), "data-key": "l:" + (first + i), tabindex: -1, title: `${b.event} ${brief(b.fields)}`, onclick: () => go(first + i)},
+      span("n", String(b.step)), span("e", make("i", {class: "mark " + b.phase}), b.event.replace(/^(KV_BLOCK|STATE)_/, "")), span("f", brief(b.fields))))));
   }
   function drawMap() {
-    const last = run.beats[run.beats.length - 1].step, names = [], did = {};
+    const last = run.beats[run.beats.length - 1].step, origin = Math.max(1, run.beats[0].step), names = [], did = {};
     run.beats.forEach((b) => Object.keys(b.state.requests).forEach((name) => { if (!names.includes(name)) names.push(name); }));
     run.beats.forEach((b) => {
       if (b.event.startsWith("SCHEDULE_")) b.fields.requests.forEach((name, i) => { did[name + " " + b.step] = [b.event === "SCHEDULE_PREFILL" ? "prefill" : "decode", b.fields.tokens[i]]; });
@@ -484,10 +514,10 @@ function theatre(root, data) {
     });
     const life = {};
     run.beats.forEach((b) => Object.entries(b.state.requests).forEach(([name, r]) => { life[name + " " + b.step] = r.status; }));
-    const here = beat().step, head = [make("th")], few = last <= 18;
-    for (let step = 1; step <= last; step++) head.push(make("th", {scope: "col", class: step === here ? "now" : ""}, few || step % 5 === 0 || step === here ? String(step) : ""));
-    const rows = names.map((name) => make("tr", {}, make("th", {scope: "row"}, name), Array.from({length: last}, (_, i) => {
-      const step = i + 1, [kind, text] = did[name + " " + step] || [{waiting: "waits", swapped: "waits", running: "idle"}[life[name + " " + step]] || "absent", ""];
+    const here = beat().step, head = [make("th")], few = last - origin < 18;
+    for (let step = origin; step <= last; step++) head.push(make("th", {scope: "col", class: step === here ? "now" : ""}, few || step % 5 === 0 || step === here ? String(step) : ""));
+    const rows = names.map((name) => make("tr", {}, make("th", {scope: "row"}, name), Array.from({length: Math.max(0, last - origin + 1)}, (_, i) => {
+      const step = origin + i, [kind, text] = did[name + " " + step] || [{waiting: "waits", swapped: "waits", running: "idle"}[life[name + " " + step]] || "absent", ""];
       return make("td", {class: kind + (step === here ? " now" : "") + (step > here ? " later" : ""), title: kind === "absent" ? undefined : `${name} in step ${step}: ${{prefill: `${text} prompt tokens`, decode: "decodes", preempted: "gives way", waits: "waits", idle: "holds its blocks"}[kind]}`,
         onclick: () => go(run.beats.findIndex((b) => b.step === step))}, kind === "decode" ? "•" : kind === "waits" ? "–" : String(text));
     })));
@@ -543,22 +573,22 @@ function theatre(root, data) {
   function sumOfSlot(state, slot) {
     const found = places(state, slot);
     if (!found.length) return `slot ${slot} = block ${Math.floor(slot / size())} · ${size()} + ${slot % size()}; no table names this block`;
-    return found.map(([name, , position]) => `${name}, token ${position}:  ${sum(state, name, position)}`).slice(0, 2).join("     ");
+    const said = new Map();  // those who share a block mostly have it at the same place
+    found.forEach(([name, , position]) => { const text = `token ${position}:  ${sum(state, name, position)}`; said.set(text, [...(said.get(text) || []), name]); });
+    return [...said].map(([text, names]) => `${listed(names)}, ${text}`).slice(0, 2).join("     ");
   }
   function link(key) {
     root.classList.toggle("linking", key !== null);
     root.querySelectorAll(".lit").forEach((element) => element.classList.remove("lit"));
-    const line = memory.body.querySelector(".sum");
     if (key === null) return;
     const keys = counterparts(key), [kind, a, b] = key.split(":"), state = beat().state;
     root.querySelectorAll("[data-key]").forEach((element) => element.classList.toggle("lit", keys.has(element.dataset.key)));
-    if (!line) return;
-    if (kind === "t") line.textContent = sum(state, a, Number(b)) ? `${a}, token ${b}:  ${sum(state, a, Number(b))}` : `${a}'s token ${b} has no block yet`;
-    if (kind === "s") line.textContent = sumOfSlot(state, Number(a));
-    if (kind === "c") line.textContent = `${a}'s tokens ${b * size()} to ${(Number(b) + 1) * size() - 1} lie in block ${state.requests[a].table[b]}: slots ${state.requests[a].table[b] * size()} to ${state.requests[a].table[b] * size() + size() - 1}`;
+    if (kind === "t") sumLine.textContent = sum(state, a, Number(b)) ? `${a}, token ${b}:  ${sum(state, a, Number(b))}` : `${a}'s token ${b} has no block yet`;
+    if (kind === "s") sumLine.textContent = sumOfSlot(state, Number(a));
+    if (kind === "c") sumLine.textContent = `${a}'s tokens ${b * size()} to ${(Number(b) + 1) * size() - 1} lie in block ${state.requests[a].table[b]}: slots ${state.requests[a].table[b] * size()} to ${state.requests[a].table[b] * size() + size() - 1}`;
     if (kind === "b" || kind === "q") {
       const holders = holdersOf(state, Number(a)), name = state.names[a];
-      line.textContent = `block ${a}: ` + (holders.length ? `held by ${listed(holders)}` : `free, ${ordinal(state.queue.indexOf(Number(a)) + 1)} to be handed out`) + (name ? `; the prefix cache finds it as ${name}` : state.ref[a] ? "" : "; nobody can find what it holds");
+      sumLine.textContent = `block ${a}: ` + (holders.length ? `held by ${listed(holders)}` : `free, ${ordinal(state.queue.indexOf(Number(a)) + 1)} to be handed out`) + (name ? `; the prefix cache finds it as ${name}` : state.ref[a] ? "" : "; nobody can find what it holds");
     }
   }
   let over = null;
@@ -589,19 +619,24 @@ function theatre(root, data) {
     const cards = new Map([...pool.children].map((card) => [Number(card.dataset.memory), card.getBoundingClientRect()]));
     const ends = new Map(), cells = [...requests.body.querySelectorAll(".cell[data-block]")];
     cells.forEach((cell) => { const block = Number(cell.dataset.block); ends.set(block, (ends.get(block) || 0) + 1); });
-    const used = new Map();
+    const used = new Map(), box = requests.body.getBoundingClientRect();
+    // Down between the words, beside those of other requests, and across only below them.
+    const rows = [...requests.body.children], under = Math.min(box.bottom, rows[rows.length - 1].getBoundingClientRect().bottom) - origin.top;
+    const starts = [];
     cells.forEach((cell) => {
-      const block = Number(cell.dataset.block), card = cards.get(block), box = cell.getBoundingClientRect();
-      if (!card) return;
+      const block = Number(cell.dataset.block), card = cards.get(block), from = cell.getBoundingClientRect();
+      if (!card || from.top > box.bottom || from.bottom < box.top) return;
       const n = used.get(block) || 0;
       used.set(block, n + 1);
-      const x1 = box.left + box.width / 2 - origin.left, y1 = box.bottom - origin.top;
-      const x2 = card.left + card.width * (n + 1) / (ends.get(block) + 1) - origin.left, y2 = card.top - origin.top, bend = Math.max(14, Math.min(60, (y2 - y1) / 2));
+      const middle = from.left + from.width / 2 - origin.left, y1 = Math.min(from.bottom, box.bottom) - origin.top, y0 = Math.max(y1, under);
+      const aside = [0, -6, 6, -12, 12, -18, 18].find((shift) => starts.every((x) => Math.abs(x - middle - shift) >= 6)) || 0, x1 = middle + aside;
+      starts.push(x1);
+      const x2 = card.left + card.width * (n + 1) / (ends.get(block) + 1) - origin.left, y2 = card.top - origin.top, bend = Math.max(14, Math.min(60, (y2 - y0) / 2));
       const gone = cell.classList.contains("gone"), name = cell.dataset.request;
       const writes = [...touched.written].some(([slot, request]) => request === name && Math.floor(slot / size()) === block);
       const reads = beat().event === "READ" && touched.requests.has(name) && touched.read.has(block * size());
       line("wire" + (cell.classList.contains("shared") ? " shared" : "") + (touched.blocks.has(block) || writes ? " hot" : reads ? " reads" : "") + (gone ? " gone" : ""),
-        `M${x1} ${y1}C${x1} ${y1 + bend} ${x2} ${y2 - bend} ${x2} ${y2}`, `w:${cell.dataset.key.slice(2)}`);
+        `M${x1} ${y1}V${y0}C${x1} ${y0 + bend} ${x2} ${y2 - bend} ${x2} ${y2}`, `w:${cell.dataset.key.slice(2)}`);
     });
     const gap = 9;
     touched.copies.forEach(([from, to]) => {

@@ -9,11 +9,12 @@
     theatre(recorder.recording("My run"))
 """
 
+from paged.lab.theatre.last_steps import LastSteps
 from paged.lab.theatre.recorder import Recorder, states
 from paged.lab.theatre.scenes import SCENES, all_recordings, default_model, play
 from paged.lab.theatre.show import page, scene, theatre
 
 __all__ = [
-    "SCENES", "Recorder", "all_recordings", "default_model", "page", "play", "scene", "states",
-    "theatre"
+    "SCENES", "LastSteps", "Recorder", "all_recordings", "default_model", "page", "play", "scene",
+    "states", "theatre"
 ]

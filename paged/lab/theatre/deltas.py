@@ -25,7 +25,7 @@ def delta(old, new):
     if isinstance(old, list) and isinstance(new, list) and len(old) <= len(new):
         changes = {}
         for index, (before, after) in enumerate(zip(old, new)):
-            change = delta(before, after)
+            change = None if before is after else delta(before, after)
             if change is not None:
                 changes[str(index)] = change
         if 2 * len(changes) <= len(old):

@@ -26,6 +26,7 @@ from paged.config import EngineConfig
 from paged.engine import Engine
 from paged.lab.theatre.deltas import apply, delta
 from paged.lab.theatre.memory import Fingerprints, Moves, Rows
+from paged.lab.theatre.watched import Watched
 from paged.lab.theatre.words import tell
 from paged.request import Request
 from paged.sampling import BeamSearchParams
@@ -72,9 +73,19 @@ class Recorder(Trace):
 
     def engine(self, config: EngineConfig, runner, tokenizer=None, **more) -> Engine:
         """An Engine that reports here. Arguments are those of Engine."""
-        if not self.limit:
-            return Engine(config, runner, tokenizer, trace=self, **more)
-        engine = Engine(config, _Watched(runner, self), tokenizer, trace=self, **more)
+        engine = Engine(config, runner, tokenizer, trace=self, **more)
+        if self.limit:
+            self.watch(engine)
+        return engine
+
+    def watch(self, engine: Engine) -> None:
+        """Have an engine report here from now on; what runs in it starts over."""
+        config, runner = engine.config, engine.runner
+        watched = Watched(runner, self)
+        engine.trace, engine.runner = self, watched
+        engine.launch = watched.launch if engine.runs_ahead else watched.execute
+        engine.collect = watched.collect if engine.runs_ahead else lambda results: results
+        engine.start_over()  # pool, caches and scheduler report to the trace that they find
         self._engine, self._pool, size = engine, engine.block_pool, config.block_size
         num_host = ((config.num_host_blocks or config.num_blocks)
                     if config.preemption == "swap" else 0)
@@ -83,8 +94,6 @@ class Recorder(Trace):
         kv = getattr(runner, "kv", None)
         self._fingerprints = None if kv is None else Fingerprints(kv)
         self._num_layers = len(kv.k) if kv is not None else None
-        self._tokenizer = tokenizer
-        return engine
 
     def engine_of(self, llm) -> Engine:
         """An Engine like the one inside an LLM, over its model and cache, that reports here."""
@@ -92,8 +101,7 @@ class Recorder(Trace):
         return self.engine(engine.config, llm.runner, llm.tokenizer,
                            eos_token_ids=engine.eos_token_ids, vocab_size=engine.vocab_size)
 
-    # ── events
-    # ──────────────────────────────────────────────────────────────────────────────────────
+    # ── events ────────────────────────────────────────────────────────────────────────────────────
 
     def emit(self, event: str, **fields) -> None:
         """Record an event, with the state it leaves behind."""
@@ -162,8 +170,7 @@ class Recorder(Trace):
             "host": [None if row is None else row.token for row in self._rows.host]
         }
 
-    # ── who emitted it
-    # ──────────────────────────────────────────────────────────────────────────────────────
+    # ── who emitted it ────────────────────────────────────────────────────────────────────────────
 
     def _stack(self) -> list[int]:
         """The frames of the package that led here, outermost first, as numbers of frames."""
@@ -235,8 +242,7 @@ class Recorder(Trace):
             self.failed(error, moves)
             raise
 
-    # ── around the runner
-    # ──────────────────────────────────────────────────────────────────────────────────────
+    # ── around the runner ─────────────────────────────────────────────────────────────────────────
 
     def launched(self, batch: Batch) -> Moves:
         """What a batch is about to do."""
@@ -260,7 +266,7 @@ class Recorder(Trace):
         if not moves.request_ids:
             return
         self._rows.write(moves, texts)
-        self._see([i for i, row in enumerate(self._rows.rows) if row is not None], set())
+        self._see(self._looked_at(moves), set())
         counts = [b - a for a, b in zip(moves.starts, moves.starts[1:])]
         self._runner_beat("WRITE", requests=moves.request_ids, slots=moves.slots, counts=counts)
         wrong = self._rows.wrong_reads(moves, texts)
@@ -308,6 +314,10 @@ class Recorder(Trace):
         super().emit(event, **fields)
         self._beat(event, fields, self._calls.get(event) or self._stack())
 
+    def _looked_at(self, moves: Moves) -> list[int]:
+        """The slots that are read from the memory after a step: whatever anybody has written."""
+        return [i for i, row in enumerate(self._rows.rows) if row is not None]
+
     def _see(self, slots: list[int], later: set[int]) -> None:
         """Take what these slots hold into the picture; those written later in the step are not
         known now."""
@@ -318,67 +328,54 @@ class Recorder(Trace):
             known = None if slot in later else row
             self._slots[slot] = None if known is None else [known.token, read.get(slot)]
 
-    # ── the recording
-    # ──────────────────────────────────────────────────────────────────────────────────────
+    # ── the recording ─────────────────────────────────────────────────────────────────────────────
 
     def recording(self, title: str, line: str = "", slug: str = "run") -> dict:
         """All that was recorded, as plain data for `theatre` and `page`."""
+        return self.told(self.copied(title, line, slug))
+
+    def copied(self, title: str, line: str, slug: str) -> dict:
+        """What was recorded, without words and sentences, and without a share in what is recorded
+        next: to be called where the engine steps."""
         assert self._engine is not None, "nothing is recorded without an engine"
-        config, decode = self._engine.config, getattr(self._tokenizer, "decode", None)
-        tokens = {token for r in self._known.values() for token in r.token_ids}
-        tokens |= {
-            token
-            for beat in self.beats if beat["event"] == "SAMPLE"
-            for _, token in beat["fields"]["tokens"]
-        }
-        recording = {
+        config, beats = self._engine.config, self._kept()
+        return {
             "slug": slug, "title": title, "line": line, "sizes": {
                 "num_blocks": config.num_blocks, "block_size": config.block_size,
                 "max_num_batched_tokens": config.max_num_batched_tokens,
                 "max_num_seqs": config.max_num_seqs, "preemption": config.preemption,
                 "prefix_cache": config.prefix_cache if config.enable_prefix_caching else "off",
-                "num_layers": self._num_layers, "beams": any(
-                    isinstance(r.params, BeamSearchParams) for r in self._known.values()),
-                "layer": self._fingerprints and self._fingerprints.layer
-            }, "words": {
-                str(token): str(token) if decode is None else decode([token]) or f"<{token}>"
-                for token in sorted(tokens) if token >= 0
-            }, "frames": [[*key] for key in self._frames], "sources": dict(self._sources),
-            "beats": [dict(beat) for beat in self.beats]
+                "num_layers": self._num_layers, "beams": [
+                    name for name, r in self._known.items()
+                    if isinstance(r.params, BeamSearchParams)
+                ], "layer": self._fingerprints and self._fingerprints.layer
+            }, "words": dict.fromkeys(sorted(self._shown(beats))),
+            "frames": [[*key] for key in self._frames], "sources": dict(self._sources),
+            "beats": beats
+        }
+
+    def told(self, recording: dict) -> dict:
+        """What `copied` has returned, with its words and sentences."""
+        assert self._engine is not None, "nothing is recorded without an engine"
+        decode = getattr(self._engine.tokenizer, "decode", None)
+        recording["words"] = {
+            str(token): str(token) if decode is None else decode([token]) or f"<{token}>"
+            for token in recording["words"]
         }
         tell(recording)
         return recording
 
+    def _shown(self, beats: list[dict]) -> set[int]:
+        """The tokens that these beats show."""
+        tokens = {token for r in self._known.values() for token in r.token_ids if token >= 0}
+        for beat in beats:
+            if beat["event"] == "SAMPLE":
+                tokens |= {token for _, token in beat["fields"]["tokens"]}
+        return tokens
 
-class _Watched:
-    """A runner whose every batch the recorder sees."""
-
-    needs_lists = True  # the recorder reads the specification, whatever the runner reads
-
-    def __init__(self, runner, recorder: Recorder):
-        self._runner, self._recorder = runner, recorder
-
-    def __getattr__(self, name: str):
-        return getattr(self._runner, name)  # runs_ahead, watch
-
-    def execute(self, batch: Batch) -> list:
-        """As the runner's."""
-        moves = self._recorder.launched(batch)
-        results = self._recorder.guarded(moves, self._runner.execute, batch)
-        self._recorder.finished(moves, results)
-        return results
-
-    def launch(self, batch: Batch) -> tuple:
-        """As the runner's; what it did is reported when it is collected."""
-        moves = self._recorder.launched(batch)
-        return moves, self._recorder.guarded(moves, self._runner.launch, batch)
-
-    def collect(self, handle: tuple) -> list:
-        """As the runner's."""
-        moves, inner = handle
-        results = self._recorder.guarded(moves, self._runner.collect, inner)
-        self._recorder.finished(moves, results)
-        return results
+    def _kept(self) -> list[dict]:
+        """Copies of the beats, for sentences to be added."""
+        return [dict(beat) for beat in self.beats]
 
 
 def _tokens(result) -> list[int]:

@@ -132,9 +132,8 @@ SCENES = {
             "chunked-prefill", "Chunked prefill",
             "A long prompt comes in pieces, so that those who decode need not wait.",
             Arrival(0, "A", "Once upon a time", _greedy(8)),
-            Arrival(2, "B", "A recipe for bread: take flour, water, salt and yeast, mix them, "
-                    "wait, and", _greedy(3)), faults={"a chunk sees too much": {}
-                                                      }, num_blocks=10, max_num_batched_tokens=8),
+            Arrival(2, "B", "A recipe for bread: take flour, water, salt and yeast, mix", _greedy(
+                3)), faults={"a chunk sees too much": {}}, max_num_batched_tokens=8),
         _scene(
             "beam-search", "Beam search",
             "Two beams compete. The one that is continued twice forks, the other lets go.",

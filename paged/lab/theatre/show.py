@@ -23,8 +23,8 @@ def theatre(*recordings: dict, start: str = "", addresses: bool = True) -> None:
     Args:
         recordings: of `Recorder.recording` or `scenes.play`. One with a planted fault belongs to
             the scene with the same slug.
-        start: where to open: "fork/MOVE" is the first such event of the scene "fork", and
-            "fork+missing-copy-on-write" the first wrong read under that fault.
+        start: where to open: "fork/17" is that beat of the scene "fork", "fork/MOVE" the first such
+            event, and "fork+missing-copy-on-write" the first wrong read under that fault.
         addresses: let the page's address follow the reader; off where a page has several theatres.
     """
     from IPython.display import HTML, display
@@ -46,8 +46,9 @@ def scene(*slugs: str, start: str = "", with_faults: bool = False) -> None:
           for fault in (None, *(SCENES[slug].faults if with_faults else ()))), start=start)
 
 
-def page(recordings: Sequence[dict], title: str) -> str:
-    """A whole HTML page with these recordings."""
+def page(recordings: Sequence[dict], title: str, above: str = "", start: str = "") -> str:
+    """A whole HTML page with these recordings; `above` is HTML to stand before them, `start` as in
+    `theatre`."""
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -57,10 +58,11 @@ def page(recordings: Sequence[dict], title: str) -> str:
 <title>{escape(title)}</title>
 <style>
 body {{ margin: 0; padding: 12px; background: light-dark(#fff, #0e1216); }}
+.above {{ max-width: 1320px; margin: 0 auto; font: 14px/1.5 system-ui, sans-serif; }}
 </style>
 </head>
 <body>
-{fragment(recordings, whole_page=True, wide=True)}
+{above}{fragment(recordings, start, whole_page=True, wide=True)}
 </body>
 </html>
 """
@@ -109,7 +111,7 @@ theatre(document.getElementById("{root}"), {payload});
 def _start(recordings: Sequence[dict], start: str) -> str:
     """The same place as the player's: "fork/17". ValueError if the run has no such event."""
     address, _, event = start.partition("/")
-    if not event:
+    if not event or event.isdigit():
         return start
     run = next((r for r in recordings if r["slug"] == address and "fault" not in r), None)
     events = [beat["event"] for beat in run["beats"]] if run else []
@@ -137,7 +139,7 @@ def _static(recording: dict) -> str:
 def _figure(recording: dict, number: int, beat: dict, state: dict, before: dict | None) -> str:
     """A state as boxes: blocks with what they hold, then the tables and the free queue in words."""
     size, queue = recording["sizes"]["block_size"], state["queue"]
-    boxes = []
+    columns, boxes = min(size, 8), []
     for block, count in enumerate(state["ref"]):
         cells = state["slots"][block * size:(block + 1) * size]
         if not count and not any(cells) and block != (queue or [None])[0]:
@@ -150,13 +152,13 @@ def _figure(recording: dict, number: int, beat: dict, state: dict, before: dict 
             f'<div class="block {kind}{" touch" if changed else ""}"><div class="head">'
             f"<b>block {block}</b>{f'<span class=name>◆ {escape(name)}</span>' if name else ''}"
             f'<span class="held">{_held(state, block)}</span></div>'
-            f'<div class="slots" style="grid-template-columns:repeat({min(size, 8)},1fr)">'
+            f'<div class="slots" style="grid-template-columns:repeat({columns},minmax(0,1fr))">'
             + "".join(_slot(recording, block * size + i, cell)
                       for i, cell in enumerate(cells)) + "</div></div>")
     tables = "; ".join(f"{name}: {', '.join(map(str, request['table']))}"
                        for name, request in state["requests"].items() if request["table"])
     return (f"<figure><figcaption><b>Beat {number}, step {beat['step']}.</b> {escape(beat['say'])}"
-            f'</figcaption><div class="pool" style="--block:{min(size, 8) * 43 + 4}px">'
+            f'</figcaption><div class="pool" style="--block:{columns * 40 + 4}px">'
             f"{''.join(boxes)}</div><p>Block tables: {escape(tables) or 'none yet'}. Free queue, "
             f"next first: {', '.join(map(str, queue[:24])) or 'empty'}"
             f"{' …' if len(queue) > 24 else ''}.</p></figure>")

@@ -100,7 +100,11 @@ class _Teller(Replay):
         if was == now:
             return (f"{name} arrives with {counted(request['prompt'], 'prompt token')} and waits. "
                     "The next step decides whether it is let in.")
-        if now == "finished" and self.sizes["beams"] and step < self.beats[-1]["step"]:
+        if now == "finished" and request is None:  # it came and went between two steps
+            return f"{name} is given up before a step has seen it."
+        if now == "finished" and was != "running":
+            return f"{name} is given up while it waits."
+        if now == "finished" and name in self.sizes["beams"] and self._goes_on(name, step):
             return (f"{name} has lost: none of its continuations is among the best. Its blocks are "
                     "free, unless another beam shares them.")
         if now == "finished":
@@ -128,6 +132,13 @@ class _Teller(Replay):
         return (f"{name} waits again, in its old place in the order of arrival. Its K and V are "
                 f"given up: all its {len(request['tokens'])} tokens will be computed again, or "
                 "found in the prefix cache.")
+
+    def _goes_on(self, name: str, step: int) -> bool:
+        """Whether other beams of this one's search still run when the step is over."""
+        after = [state for beat, state in zip(self.beats, self.states) if beat["step"] == step][-1]
+        return any(
+            other.partition(".")[0] == name.partition(".")[0] and request["status"] != "finished"
+            for other, request in after["requests"].items())
 
     def _admission_refused(self, index, fields, before, after) -> str:
         known = f", {fields['hits']} of them known" if fields["hits"] else ""
@@ -303,7 +314,7 @@ class _Teller(Replay):
     def _sample(self, index, fields, before, after) -> str:
         if not fields["tokens"]:
             return "No prompt is complete yet: nothing is sampled."
-        if self.sizes["beams"]:
+        if all(name in self.sizes["beams"] for name, _ in fields["tokens"]):
             parts = [f"{name} with {self._word(token)}" for name, token in fields["tokens"]]
             return (f"Likeliest: {listed(parts)}. Now the likely continuations of all beams are "
                     "compared, and only the best go on.")
@@ -318,6 +329,14 @@ class _Teller(Replay):
         ]
         return f"Step {self.beats[index]['step']} is over. " + ("; ".join(parts)
                                                                 + "." if parts else "Nobody runs.")
+
+    def _kept(self, index, fields, before, after) -> str:
+        if fields["dropped"]:
+            return (f"The last {counted(fields['steps'], 'step')}. This is how the step before "
+                    "them left everything.")
+        if len(self.beats) == 1:
+            return "Nothing has run yet. This is the engine as it waits."
+        return "The engine before its first step."
 
     def _failed(self, index, fields, before, after) -> str:
         return (
