@@ -12,6 +12,7 @@ from paged.metrics import summary
 from paged.models.decoder import random_decoder
 from paged.models.loader import Loaded
 from tests.beams import brute_force
+from tests.caches import kept
 from tests.engines import make_engine, run
 from tests.small_models import TINY_LLAMA, logits_of
 
@@ -169,7 +170,8 @@ def test_a_runner_without_logprobs_is_an_error():
     assert engine.block_pool.num_free() == 8
 
 
-def test_llm_gives_text_and_scores():
+@pytest.mark.parametrize("kv_cache_dtype, close", [("auto", 1e-4), ("fp8", 0.05)])
+def test_llm_gives_text_and_scores(kv_cache_dtype, close):
 
     class Letters:
 
@@ -179,16 +181,20 @@ def test_llm_gives_text_and_scores():
     decoder = random_decoder(TINY_LLAMA, seed=2)
     end = set(range(0, TINY_LLAMA.vocab_size, 9))
     llm = LLM(Loaded(decoder, TINY_LLAMA, Letters(), end, 0), device="cpu", block_size=4,
-              num_blocks=64)
+              num_blocks=64, kv_cache_dtype=kv_cache_dtype)
+    cache = llm.runner.kv.spec.dtype
+
+    def distribution(tokens):
+        logits = logits_of(decoder, tokens, lambda rows: kept(rows, cache))[-1]
+        return dict(enumerate(logits.log_softmax(-1).tolist()))
+
     prompts = [[1, 2, 3, 4, 5, 6], [9, 8, 7]]
     outputs = llm.beam_search(prompts, beam_width=3, max_tokens=5, use_tqdm=False)
     for prompt, output in zip(prompts, outputs):
-        best = brute_force(
-            prompt, 3, 5, end,
-            lambda tokens: dict(enumerate(logits_of(decoder, tokens)[-1].log_softmax(-1).tolist())))
+        best = brute_force(prompt, 3, 5, end, distribution)
         for completion, (tokens, logprob) in zip(output.outputs, best, strict=True):
             assert completion.token_ids == tokens
-            assert completion.cumulative_logprob == pytest.approx(logprob, abs=1e-4)
+            assert completion.cumulative_logprob == pytest.approx(logprob, abs=close)
             visible = tokens[:-1] if completion.finish_reason == "stop" else tokens
             assert completion.text == "".join(chr(97 + token % 26) for token in visible)
         assert 0 < output.metrics.memory_saved < 1
