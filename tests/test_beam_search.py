@@ -19,6 +19,13 @@ from tests.small_models import TINY_LLAMA, logits_of
 PROMPT = [3, 1, 4, 1, 5]
 
 
+class Bytes:
+    """A tokenizer of one character a token."""
+
+    def token_bytes(self, token):
+        return chr(token).encode()
+
+
 def search(engine, prompt=PROMPT, **params):
     request_id = engine.add_request(prompt, BeamSearchParams(**params))
     return run(engine)[request_id]
@@ -110,6 +117,21 @@ def test_abort_at_every_moment():
         if engine.abort(request_id):
             engine.check_integrity()
         assert run(engine)[other].outputs[0].token_ids == truth([9], 9)
+
+
+@pytest.mark.parametrize("error", [None, "the card is gone"])
+def test_an_aborted_or_failed_search_shows_the_beams_it_had(error):
+    for steps in range(1, 5):
+        engine = Engine(EngineConfig(num_blocks=60, block_size=2), OracleRunner(60, 2), Bytes())
+        request_id = engine.add_request(PROMPT, BeamSearchParams(beam_width=3, max_tokens=9))
+        for _ in range(steps):
+            (output,) = engine.step()
+        assert engine.abort(request_id, error)
+        assert brute_force(PROMPT, 3, steps, [], distribution) == found(output)
+        for index, completion in enumerate(output.outputs):
+            assert (completion.index, completion.error) == (index, error)
+            assert completion.finish_reason == ("error" if error else "abort")
+            assert completion.text == bytes(completion.token_ids).decode("latin-1")
 
 
 def test_a_failed_step_begins_the_search_again():

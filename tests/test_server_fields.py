@@ -14,6 +14,9 @@ from openai.types import completion_create_params as completion_params
 from openai.types.chat import completion_create_params as chat_params
 
 from paged import SamplingParams
+from paged.request import CompletionOutput, RequestMetrics, RequestOutput
+from paged.server.asked import check_end
+from paged.server.errors import ApiError
 from paged.server.fields import REFUSED, SAMPLING, ChatBody, CompletionBody
 from tests.servers import serving
 
@@ -239,6 +242,18 @@ def test_a_bad_body_is_an_error_that_names_its_field(server, body, status, param
 def test_bad_completions(server, more, param):
     answer = server.complete(**more)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == param, answer.text
+
+
+@pytest.mark.parametrize("reason, status", [("stop", None), ("length", None), ("abort", 503),
+                                            ("error", 500)])
+def test_an_answer_that_was_ended_early_is_an_error(reason, status):
+    ends = [CompletionOutput(0, finish_reason="stop"), CompletionOutput(1, finish_reason=reason)]
+    output = RequestOutput("0", [1], ends, RequestMetrics(0.0))
+    try:
+        check_end(output)
+        assert status is None
+    except ApiError as error:
+        assert error.status == status
 
 
 def test_errors_of_the_client(client):
