@@ -11,10 +11,12 @@ from inspect import Parameter, signature
 import pytest
 
 from paged import LLM, BeamSearchParams, EngineConfig, SamplingParams
+from paged.__main__ import _parser
 from paged.config import Speedups
 from paged.models.decoder import random_decoder
 from paged.models.loader import Loaded, load
-from paged.options import NAMES, add_model_options, add_sampling_options
+from paged.options import NAMES, add_model_options
+from paged.server.door import Limits
 from paged.trace import NO_TRACE
 from tests.small_models import TINY_LLAMA
 
@@ -35,8 +37,18 @@ WHOLE = dict(model="default", device="auto", dtype="auto", block_size=16, num_bl
 CHAT = dict(sampling_params=None, use_tqdm=True, add_generation_prompt=None,
             continue_final_message=False, chat_template_kwargs=None, tools=None)
 BEAMS = dict(beam_width=4, max_tokens=16, length_penalty=1.0, ignore_eos=False, use_tqdm=True)
+DRAWS = dict(max_tokens=256, temperature=0.0, top_k=0, top_p=1.0, seed=0)
 LOAD = dict(device="cpu", dtype="auto", use_tqdm=True, max_model_len=None, rank=0, num_ranks=1,
             revision=None, tokenizer=None)
+COMMANDS = {
+    "generate hi": dict(prompt="hi", system=None, raw=False, stats=False, **DRAWS),
+    "trace hi": dict(prompts=["hi"], system=None, raw=False, save=None, metrics=None, **DRAWS),
+    "chat": dict(system=None, max_tokens=1024, temperature=None, top_k=None, top_p=None, seed=None),
+    "batch a -o b": dict(requests="a", output="b", served_model_name=None, in_flight=None,
+                         ray=False, replicas=None),
+    "serve": dict(host="127.0.0.1", port=8000, api_keys=None, share_prefixes=False,
+                  served_model_name=None, max_requests=None, grace_period=30, log_prompts=False),
+}
 
 
 def of_arguments(function) -> dict:
@@ -57,6 +69,7 @@ def of_options(add_options) -> dict:
     (EngineConfig, ENGINE),
     (Speedups, dict(graphs=True, fused=None, narrow_products=True, run_ahead=None)),
     (SamplingParams, SAMPLING),
+    (Limits, dict(body_bytes=4 << 20, body_seconds=30.0, send_seconds=60.0)),
     (BeamSearchParams, SAMPLING | dict(temperature=0.0, beam_width=4, length_penalty=1.0)),
 ])
 def test_of_what_is_asked_for(kind, documented):
@@ -76,9 +89,12 @@ def test_of_arguments(function, documented):
     assert of_arguments(function) == documented
 
 
-def test_of_sampling_on_the_command_line():
-    assert of_options(add_sampling_options) == dict(max_tokens=256, temperature=0.0, top_k=0,
-                                                    top_p=1.0, seed=0)
+@pytest.mark.parametrize("line", COMMANDS)
+def test_of_commands(line):
+    """Of a command's own options, beside those that it shares with others."""
+    options = vars(_parser().parse_args(line.split()))
+    own = options.keys() - of_options(add_model_options) - {"run"}
+    assert {name: options[name] for name in own} == COMMANDS[line]
 
 
 def test_options_have_the_defaults_of_the_arguments():
