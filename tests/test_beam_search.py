@@ -107,6 +107,17 @@ def test_at_most_one_block_is_copied_for_each_beam_that_forks():
     assert sum(len(batch.block_copies) for batch in engine.runner.batches) > 0
 
 
+def test_seats_are_kept_for_beams_to_come():
+    """Half of the tokens end a text: two beams follow the prompt, three the token after it, and
+    nobody else takes the third seat meanwhile."""
+    engine = make_engine(num_blocks=60, max_num_seqs=3)
+    params = dict(beam_width=3, max_tokens=7, stop_token_ids=[0, 1])
+    request_id = engine.add_request(PROMPT, BeamSearchParams(**params))
+    for prompt in ([9], [8], [7]):
+        engine.add_request(prompt, SamplingParams(max_tokens=6))
+    assert brute_force(PROMPT, 3, 7, [0, 1], distribution) == found(run(engine)[request_id])
+
+
 def test_abort_at_every_moment():
     for steps in range(8):
         engine = make_engine(num_blocks=20, block_size=2)
