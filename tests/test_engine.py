@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from paged import Engine, EngineConfig, SamplingParams
+from paged.batch import RowOutput
 from paged.lab.oracle import OracleRunner, RunAheadOracle, next_token, truth
 from tests.engines import generate, make_engine, run
 
@@ -546,6 +547,22 @@ def test_names_that_are_no_strings_are_refused(wrong):
 def test_what_is_no_list_of_token_ids_is_refused(tokens):
     with pytest.raises(ValueError, match="token ids"):
         make_engine().add_request(tokens, SamplingParams(max_tokens=1))
+
+
+def test_log_probabilities_are_kept_of_those_who_asked():
+    """A runner may give them for all rows."""
+
+    class Runner:
+
+        def execute(self, batch):
+            return [RowOutput([7], [{7: -0.5, 8: -1.0}])] * len(batch.request_ids)
+
+    engine = Engine(EngineConfig(num_blocks=8), Runner())
+    for logprobs in (None, 1):
+        engine.add_request([1], SamplingParams(max_tokens=2, logprobs=logprobs))
+    (silent,), (asked,) = (output.outputs for output in run(engine).values())
+    assert (silent.logprobs, silent.cumulative_logprob) == (None, None)
+    assert asked.logprobs == [{7: -0.5, 8: -1.0}] * 2 and asked.cumulative_logprob == -1.0
 
 
 @pytest.mark.parametrize("prefix_cache", ["hash", "radix"])
