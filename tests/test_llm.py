@@ -367,6 +367,13 @@ def test_what_is_left_out_is_refused_by_name(loaded):
             make()
 
 
+@pytest.mark.parametrize("more", [{"revision": "main"}, {"tokenizer": "a/b"}])
+def test_a_given_model_takes_neither_a_revision_nor_a_tokenizer(loaded, more):
+    for model in (loaded, lambda *arguments: pytest.fail("it was loaded")):
+        with pytest.raises(ValueError, match="revision and tokenizer are for models that are"):
+            LLM(model, device="cpu", **more)
+
+
 def test_sizes_are_checked_before_anything_is_loaded(monkeypatch):
     monkeypatch.setattr("paged.llm.load", lambda *args: pytest.fail("it was loaded"))
     for kwargs, words in [({"block_size": 0}, "block_size is 0"),
