@@ -122,7 +122,7 @@ def test_what_is_printed_and_saved(tmp_path):
     assert len(lines) == 1 + len(steps(trace)) and len({len(line) for line in lines}) == 1
     assert "5 prompt tokens (4 cached), 4 generated" in request_summary(outputs[1])
     assert "prefix hit rate 36.4%" in summary_text(trace, outputs)
-    save(tmp_path / "run.json", trace, outputs)
+    save(tmp_path / "run.json", trace, iter(outputs))
     saved = json.loads((tmp_path / "run.json").read_text())
     assert saved["steps"] == steps(trace) and saved["summary"] == summary(trace, outputs)
     assert [request["cached_tokens"] for request in saved["requests"]] == [0, 4, 0]
