@@ -277,6 +277,21 @@ def test_so_many_failures_in_a_row_are_the_engines(failures, num_written):
     assert len(written) == num_written
 
 
+def test_nobody_goes_on_when_the_run_has_failed():
+    written: list[dict] = []
+
+    async def answer(line):
+        if line.number <= MOST_FAILURES:
+            raise RuntimeError("gone")
+        await asyncio.sleep(0.01)
+        return {"id": line.id, "response": {"status_code": 200}}
+
+    lines = [Line(number, str(number)) for number in range(1, 2 * MOST_FAILURES)]
+    with pytest.raises(RuntimeError, match="gone"):
+        asyncio.run(answer_all(lines, answer, written.append, 2))
+    assert written == []
+
+
 def test_a_line_at_which_the_engine_fails_has_its_error():
     written: list[dict] = []
 
