@@ -8,7 +8,7 @@ from typing import Any
 
 NAMES = ("device", "dtype", "block_size", "num_blocks", "gpu_memory_utilization", "max_model_len",
          "max_num_seqs", "max_num_batched_tokens", "attention_backend", "enforce_eager",
-         "preemption", "kv_cache_dtype", "tensor_parallel_size")
+         "preemption", "kv_cache_dtype", "tensor_parallel_size", "revision", "tokenizer")
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -16,6 +16,10 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", default="default",
         help="Hugging Face directory, Hub id, .gguf file, or 'default' (%(default)s)")
+    parser.add_argument("--revision", metavar="NAME",
+                        help="of a model on the Hub: a branch, a tag or a commit (the newest)")
+    parser.add_argument("--tokenizer", metavar="MODEL",
+                        help="another than the model's: a directory or Hub id that has one")
     parser.add_argument("--device", default="auto",
                         help="cpu, cuda, cuda:1 and so on, or auto (%(default)s)")
     parser.add_argument("--dtype", default="auto",

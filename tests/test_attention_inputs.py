@@ -14,7 +14,7 @@ from paged.attention import BACKENDS, Shape, resolve
 from paged.models.decoder import random_decoder
 from paged.startup import cache_spec, make_runner
 from tests.small_models import TINY_LLAMA
-from tests.test_attention_reference import paged_batch
+from tests.test_attention_reference import CACHES, paged_batch
 
 pytest.importorskip("triton")
 SERVED = ["reference", "torch"] + ([] if torch.cuda.is_available() else ["triton"]
@@ -26,11 +26,11 @@ AS_LISTS = [
 ]
 
 
-def two_requests():
+def two_requests(cache=torch.float32):
     """A decode and a chunk of two: q, cache, tables, lengths and offsets, and what the reference
     makes of them."""
     tables = [[3, 1, 4], [0, 2, 5]]
-    q, kv, _, starts = paged_batch([5, 9], [1, 2], 4, 2, 8, 4, 6, tables)
+    q, kv, _, starts = paged_batch([5, 9], [1, 2], 4, 2, 8, 4, 6, tables, cache=cache)
     return (q, kv, tables, [5, 9], starts), paged_attention(q, kv, 0, tables, [5, 9], starts, 0.3)
 
 
@@ -48,9 +48,10 @@ def spread(values, device="cpu"):
     return wide[..., 0]
 
 
+@CACHES
 @pytest.mark.parametrize("backend", SERVED)
-def test_strided_tables_and_lengths(backend):
-    (q, kv, tables, lengths, starts), want = two_requests()
+def test_strided_tables_and_lengths(backend, cache):
+    (q, kv, tables, lengths, starts), want = two_requests(cache)
     transposed = torch.tensor(tables, dtype=torch.int32).T.contiguous().T
     wide = torch.cat([transposed, torch.full((2, 4), 2**30, dtype=torch.int32)], 1)[:, :5]
     for given in (spread(tables), transposed, wide, transposed.long(), tables):
@@ -60,9 +61,10 @@ def test_strided_tables_and_lengths(backend):
         torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-4)
 
 
+@CACHES
 @pytest.mark.parametrize("backend", SERVED)
-def test_numbers_of_any_integer_type(backend):
-    (q, kv, tables, lengths, starts), want = two_requests()
+def test_numbers_of_any_integer_type(backend, cache):
+    (q, kv, tables, lengths, starts), want = two_requests(cache)
     for kind in (np.array, np.uint8, lambda x: torch.tensor(x, dtype=torch.uint8), tuple,
                  lambda x: [torch.tensor(row) for row in x]):
         got = paged_attention(q, kv, 0, kind(tables), kind(lengths), kind(starts), 0.3,
@@ -73,6 +75,7 @@ def test_numbers_of_any_integer_type(backend):
     torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-4)
 
 
+@CACHES
 @pytest.mark.parametrize("kind", AS_LISTS)
 @pytest.mark.parametrize("changes, words", [
     (dict(tables=[[3, 6, 4], [0, 2, 5]]),
@@ -94,14 +97,15 @@ def test_numbers_of_any_integer_type(backend):
     (dict(tables=[[[0], [1]]]), "it must have"),
     (dict(lengths=[True, True]), "seq_lens is of torch.bool"),
 ])
-def test_tables_and_lengths_that_do_not_fit(kind, changes, words):
-    (q, kv, tables, lengths, starts), _ = two_requests()
+def test_tables_and_lengths_that_do_not_fit(kind, changes, words, cache):
+    (q, kv, tables, lengths, starts), _ = two_requests(cache)
     given = dict(tables=tables, lengths=lengths, starts=starts) | changes
     given = {name: kind(value) for name, value in given.items()}
     said = {refusal(backend, q=q, kv=kv, **given) for backend in SERVED}
     assert len(said) == 1 and words in said.pop()
 
 
+@CACHES
 @pytest.mark.parametrize("changes, words", [
     (dict(q=torch.zeros(3, 0, 8)), "q is (3, 0, 8); this cache needs"),
     (dict(q=torch.zeros(3, 3, 8)), "a multiple of 2 heads"),
@@ -126,8 +130,8 @@ def test_tables_and_lengths_that_do_not_fit(kind, changes, words):
     *((dict(scale=scale), f"scale is {scale!r}: it must be a finite number above 0")
       for scale in (None, "0.3", float("nan"), float("inf"), -0.3, 0, 1j)),
 ])
-def test_odd_arguments(changes, words):
-    (q, kv, tables, lengths, starts), _ = two_requests()
+def test_odd_arguments(changes, words, cache):
+    (q, kv, tables, lengths, starts), _ = two_requests(cache)
     given = dict(q=q, kv=kv, tables=tables, lengths=lengths, starts=starts) | changes
     said = {refusal(backend, **given) for backend in SERVED}
     assert len(said) == 1 and words in said.pop()
@@ -142,8 +146,9 @@ def test_a_backend_that_is_none(backend):
         paged_attention(q, kv, 0, *batch, 0.3, backend=backend)
 
 
-def test_whole_numbers_serve_as_scale():
-    (q, kv, *batch), _ = two_requests()
+@CACHES
+def test_whole_numbers_serve_as_scale(cache):
+    (q, kv, *batch), _ = two_requests(cache)
     outputs = [paged_attention(q, kv, 0, *batch, 1, backend=backend) for backend in SERVED]
     for got in outputs[1:]:
         torch.testing.assert_close(got, outputs[0], atol=1e-5, rtol=1e-4)
@@ -170,10 +175,11 @@ def test_the_cache_may_be_narrower_than_the_model(backend):
 
 
 @pytest.mark.gpu
+@CACHES
 @pytest.mark.parametrize("backend", ["reference", "torch", "triton"])
-def test_on_a_gpu_strides_are_read_and_shapes_and_types_refused(backend):
-    (q, kv, *batch), want = two_requests()
-    on_gpu = PagedKVCache(1, 6, 4, 2, 8, device="cuda")
+def test_on_a_gpu_strides_are_read_and_shapes_and_types_refused(backend, cache):
+    (q, kv, *batch), want = two_requests(cache)
+    on_gpu = PagedKVCache(1, 6, 4, 2, 8, cache, device="cuda")
     on_gpu.data.copy_(kv.data)
     given = [spread(values, "cuda") for values in batch]
     got = paged_attention(q.cuda(), on_gpu, 0, *given, 0.3, backend=backend)

@@ -12,10 +12,18 @@ from paged.metrics import summary
 from paged.models.decoder import random_decoder
 from paged.models.loader import Loaded
 from tests.beams import brute_force
+from tests.caches import kept
 from tests.engines import make_engine, run
 from tests.small_models import TINY_LLAMA, logits_of
 
 PROMPT = [3, 1, 4, 1, 5]
+
+
+class Bytes:
+    """A tokenizer of one character a token."""
+
+    def token_bytes(self, token):
+        return chr(token).encode()
 
 
 def search(engine, prompt=PROMPT, **params):
@@ -99,6 +107,17 @@ def test_at_most_one_block_is_copied_for_each_beam_that_forks():
     assert sum(len(batch.block_copies) for batch in engine.runner.batches) > 0
 
 
+def test_seats_are_kept_for_beams_to_come():
+    """Half of the tokens end a text: two beams follow the prompt, three the token after it, and
+    nobody else takes the third seat meanwhile."""
+    engine = make_engine(num_blocks=60, max_num_seqs=3)
+    params = dict(beam_width=3, max_tokens=7, stop_token_ids=[0, 1])
+    request_id = engine.add_request(PROMPT, BeamSearchParams(**params))
+    for prompt in ([9], [8], [7]):
+        engine.add_request(prompt, SamplingParams(max_tokens=6))
+    assert brute_force(PROMPT, 3, 7, [0, 1], distribution) == found(run(engine)[request_id])
+
+
 def test_abort_at_every_moment():
     for steps in range(8):
         engine = make_engine(num_blocks=20, block_size=2)
@@ -109,6 +128,21 @@ def test_abort_at_every_moment():
         if engine.abort(request_id):
             engine.check_integrity()
         assert run(engine)[other].outputs[0].token_ids == truth([9], 9)
+
+
+@pytest.mark.parametrize("error", [None, "the card is gone"])
+def test_an_aborted_or_failed_search_shows_the_beams_it_had(error):
+    for steps in range(1, 5):
+        engine = Engine(EngineConfig(num_blocks=60, block_size=2), OracleRunner(60, 2), Bytes())
+        request_id = engine.add_request(PROMPT, BeamSearchParams(beam_width=3, max_tokens=9))
+        for _ in range(steps):
+            (output,) = engine.step()
+        assert engine.abort(request_id, error)
+        assert brute_force(PROMPT, 3, steps, [], distribution) == found(output)
+        for index, completion in enumerate(output.outputs):
+            assert (completion.index, completion.error) == (index, error)
+            assert completion.finish_reason == ("error" if error else "abort")
+            assert completion.text == bytes(completion.token_ids).decode("latin-1")
 
 
 def test_a_failed_step_begins_the_search_again():
@@ -169,7 +203,8 @@ def test_a_runner_without_logprobs_is_an_error():
     assert engine.block_pool.num_free() == 8
 
 
-def test_llm_gives_text_and_scores():
+@pytest.mark.parametrize("kv_cache_dtype, close", [("auto", 1e-4), ("fp8", 0.05)])
+def test_llm_gives_text_and_scores(kv_cache_dtype, close):
 
     class Letters:
 
@@ -179,16 +214,20 @@ def test_llm_gives_text_and_scores():
     decoder = random_decoder(TINY_LLAMA, seed=2)
     end = set(range(0, TINY_LLAMA.vocab_size, 9))
     llm = LLM(Loaded(decoder, TINY_LLAMA, Letters(), end, 0), device="cpu", block_size=4,
-              num_blocks=64)
+              num_blocks=64, kv_cache_dtype=kv_cache_dtype)
+    cache = llm.runner.kv.spec.dtype
+
+    def distribution(tokens):
+        logits = logits_of(decoder, tokens, lambda rows: kept(rows, cache))[-1]
+        return dict(enumerate(logits.log_softmax(-1).tolist()))
+
     prompts = [[1, 2, 3, 4, 5, 6], [9, 8, 7]]
     outputs = llm.beam_search(prompts, beam_width=3, max_tokens=5, use_tqdm=False)
     for prompt, output in zip(prompts, outputs):
-        best = brute_force(
-            prompt, 3, 5, end,
-            lambda tokens: dict(enumerate(logits_of(decoder, tokens)[-1].log_softmax(-1).tolist())))
+        best = brute_force(prompt, 3, 5, end, distribution)
         for completion, (tokens, logprob) in zip(output.outputs, best, strict=True):
             assert completion.token_ids == tokens
-            assert completion.cumulative_logprob == pytest.approx(logprob, abs=1e-4)
+            assert completion.cumulative_logprob == pytest.approx(logprob, abs=close)
             visible = tokens[:-1] if completion.finish_reason == "stop" else tokens
             assert completion.text == "".join(chr(97 + token % 26) for token in visible)
         assert 0 < output.metrics.memory_saved < 1

@@ -312,3 +312,10 @@ def test_blocks_from_an_array_leave_ints_in_the_pool():
     table = pool.fork(np.array([0, 2]))
     pool.check_integrity([[0, 2], table])
     assert {type(block) for block in pool.allocate(2) + table} == {int}
+
+
+def test_free_blocks_in_a_ring_without_a_beginning_are_found():
+    pool = BlockPool(3)
+    pool._next[2], pool._prev[0] = 0, 2
+    with pytest.raises(AssertionError, match="the free queue .* is broken"):
+        pool.check_integrity()

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from paged import Engine, EngineConfig, SamplingParams
+from paged.batch import RowOutput
 from paged.lab.oracle import OracleRunner, RunAheadOracle, next_token, truth
 from tests.engines import generate, make_engine, run
 
@@ -100,6 +101,16 @@ def test_impossible_requests_are_refused_with_their_numbers(tokens, params, numb
         engine.add_request(tokens, SamplingParams(**params))
     assert all(number in str(error.value) for number in numbers), error.value
     assert not engine.has_unfinished() and engine.step() == []
+
+
+@pytest.mark.parametrize("tokens, params", [(prompt(10), dict(max_tokens=7)),
+                                            (prompt(2), dict(n=4, max_tokens=3))])
+def test_requests_that_just_fit_are_served(tokens, params):
+    """All of the pool, all seats."""
+    engine = make_engine(**EXAMPLE)
+    request_id = engine.add_request(tokens, SamplingParams(**params))
+    for completion in run(engine)[request_id].outputs:
+        assert completion.token_ids == truth(tokens, params["max_tokens"], completion.index)
 
 
 def test_more_positions_than_max_model_len_are_refused():
@@ -536,6 +547,37 @@ def test_names_that_are_no_strings_are_refused(wrong):
 def test_what_is_no_list_of_token_ids_is_refused(tokens):
     with pytest.raises(ValueError, match="token ids"):
         make_engine().add_request(tokens, SamplingParams(max_tokens=1))
+
+
+def test_log_probabilities_are_kept_of_those_who_asked():
+    """A runner may give them for all rows."""
+
+    class Runner:
+
+        def execute(self, batch):
+            return [RowOutput([7], [{7: -0.5, 8: -1.0}])] * len(batch.request_ids)
+
+    engine = Engine(EngineConfig(num_blocks=8), Runner())
+    for logprobs in (None, 1):
+        engine.add_request([1], SamplingParams(max_tokens=2, logprobs=logprobs))
+    (silent,), (asked,) = (output.outputs for output in run(engine).values())
+    assert (silent.logprobs, silent.cumulative_logprob) == (None, None)
+    assert asked.logprobs == [{7: -0.5, 8: -1.0}] * 2 and asked.cumulative_logprob == -1.0
+
+
+@pytest.mark.parametrize("prefix_cache", ["hash", "radix"])
+def test_the_largest_token_id_is_served(prefix_cache):
+
+    class Runner:
+
+        def execute(self, batch):
+            return [7] * len(batch.request_ids)
+
+    engine = Engine(EngineConfig(num_blocks=8, block_size=1, prefix_cache=prefix_cache), Runner())
+    for cached in (0, 1):
+        engine.add_request([2**63 - 1, 0], SamplingParams(max_tokens=1))
+        (output,) = engine.step()
+        assert output.outputs[0].token_ids == [7] and output.num_cached_tokens == cached
 
 
 def test_no_batch_shows_a_request_id_twice():

@@ -367,13 +367,22 @@ def test_what_is_left_out_is_refused_by_name(loaded):
             make()
 
 
+@pytest.mark.parametrize("more", [{"revision": "main"}, {"tokenizer": "a/b"}])
+def test_a_given_model_takes_neither_a_revision_nor_a_tokenizer(loaded, more):
+    for model in (loaded, lambda *arguments: pytest.fail("it was loaded")):
+        with pytest.raises(ValueError, match="revision and tokenizer are for models that are"):
+            LLM(model, device="cpu", **more)
+
+
 def test_sizes_are_checked_before_anything_is_loaded(monkeypatch):
     monkeypatch.setattr("paged.llm.load", lambda *args: pytest.fail("it was loaded"))
     for kwargs, words in [({"block_size": 0}, "block_size is 0"),
                           ({"num_blocks": -1}, "num_blocks is -1"),
                           ({"max_num_seqs": 0}, "max_num_seqs"),
                           ({"max_num_batched_tokens": 0}, "max_num_batched"),
-                          ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization is 1.5"),
+                          ({"gpu_memory_utilization": 0}, "gpu_memory_utilization is 0"),
+                          ({"gpu_memory_utilization": 1.01}, "gpu_memory_utilization is 1.01"),
+                          ({"gpu_memory_utilization": "1"}, "gpu_memory_utilization is '1'"),
                           ({"attention_backend": "fast"}, "fast"), ({"device": "gpu"}, "gpu"),
                           ({"preemption": "drop"}, "drop")]:
         with pytest.raises(ValueError, match=words):
@@ -382,9 +391,17 @@ def test_sizes_are_checked_before_anything_is_loaded(monkeypatch):
         LLM("default", blocksize=16)
 
 
-def test_a_model_length_beyond_the_models_own_is_refused(loaded):
-    with pytest.raises(ValueError, match="max_model_len is 999; the model was trained for 256"):
-        LLM(loaded, device="cpu", max_model_len=999)
+def test_a_model_length_beyond_the_models_own_or_the_pool_is_refused(loaded):
+    with pytest.raises(ValueError, match="max_model_len is 257; the model was trained for 256"):
+        LLM(loaded, device="cpu", max_model_len=257)
+    with pytest.raises(ValueError, match="max_model_len is 33, and a pool of 8 blocks of 4 holds"):
+        LLM(loaded, device="cpu", max_model_len=33, num_blocks=8, block_size=4)
+
+
+def test_all_of_the_model_the_pool_and_the_card_may_be_asked_for(loaded):
+    whole = LLM(loaded, device="cpu", max_model_len=256, num_blocks=64, block_size=4,
+                gpu_memory_utilization=1)
+    assert whole.engine.config.max_model_len == 256
 
 
 def test_both_prefix_caches_serve(loaded, llm):

@@ -42,6 +42,17 @@ def test_generate_takes_what_the_sentences_name(tiny, capsys):
         assert f"{option[0][2:].replace('-', '_')} is " in capsys.readouterr().err
 
 
+def test_revision_and_tokenizer_reach_the_loader(loaded, monkeypatch):  # noqa: F811
+    asked = []
+    monkeypatch.setattr("paged.llm.load", lambda model, *args, **named: asked.append(
+        (model, named)) or loaded)
+    argv = ["generate", "hello", "--raw", "--max-tokens", "1", "--num-blocks", "40", "--quiet"]
+    assert main([*argv, "--model", "a/b", "--revision", "v1.0", "--tokenizer", "a/c"]) == 0
+    assert main([*argv, "--model", "a/b"]) == 0
+    assert asked == [("a/b", dict(revision="v1.0", tokenizer="a/c")),
+                     ("a/b", dict(revision=None, tokenizer=None))]
+
+
 def test_memory_that_runs_out_is_a_sentence(tiny, capsys, monkeypatch):
 
     def full(self, batch):
@@ -91,6 +102,9 @@ def test_trace_prints_and_saves(tiny, capsys, tmp_path):
     (["generate", "hi", "--temperature", "-1"], "temperature is -1"),
     (["generate", "hi", "--device", "cuda:7"], "cuda:7"),
     (["generate", "hi", "--dtype", "int3"], "int3"),
+    (["generate", "hi", "--revision", "main"], "revision is 'main'"),
+    (["generate", "hi", "--model", "a/b", "--revision", "a b"], "revision is 'a b'"),
+    (["generate", "hi", "--tokenizer", "no/such/directory"], "tokenizer is 'no/such/directory'"),
     (["generate", "hi", "--device", "mps"], "device is 'mps'"),
     (["generate", "hi", "--raw", "--system", "be kind"], "--system"),
     (["trace", "hi", "--save", "no/such/directory/events"], "no/such/directory/events"),

@@ -3,9 +3,12 @@ saved file."""
 
 import json
 
+import pytest
+
 from paged import Engine, EngineConfig, SamplingParams, Trace
 from paged.lab.oracle import OracleRunner
 from paged.metrics import request_summary, save, step_table, steps, summary, summary_text, timeline
+from paged.request import CompletionOutput, RequestMetrics, RequestOutput
 from tests.engines import run
 
 
@@ -66,6 +69,42 @@ def test_summary():
     assert total["time_to_first_token"]["median"] <= total["time_to_first_token"]["max"]
 
 
+def test_a_summary_by_hand():
+    trace = Trace()
+    row = dict(seconds=0.5, prefill=6, decode=0, cached=2, running=1, waiting=1, swapped=0, used=4,
+               references=6, blocks=8, preempted=0)
+    for changed in (dict(), dict(prefill=0, decode=2, cached=0, waiting=1, swapped=2, preempted=1),
+                    dict(prefill=0, cached=0, waiting=0, used=1, references=3)):
+        trace.emit("STEP", **row | changed)
+    total = summary(trace)
+    assert (total["steps"], total["seconds"], total["preemptions"]) == (3, 1.5, 1)
+    assert total["prefix_hit_rate"] == 2 / 8 and total["waiting_peak"] == 3
+    assert (total["pool_occupancy_mean"], total["pool_occupancy_peak"]) == (3 / 8, 1 / 2)
+    assert total["memory_saved_by_sharing"] == pytest.approx(1 - 9 / 15)
+
+
+def test_times_of_many_requests():
+    """Request i waits i seconds for its first of i tokens, of which each then takes a second."""
+    outputs = [
+        RequestOutput(str(i), [1], [CompletionOutput(0)],
+                      RequestMetrics(10.0, 10.0, 10.0 + i, 9.0 + 2 * i, i, i))
+        for i in range(1, 201)
+    ]
+    total = summary(Trace(), outputs)
+    assert total["time_to_first_token"] == {"median": 100.5, "p99": 198, "max": 200}
+    assert total["time_per_output_token"] == {"median": 1, "p99": 1, "max": 1}
+    assert outputs[0].metrics.time_per_output_token is None  # there is no second token
+    assert outputs[1].metrics.time_per_output_token == 1
+    assert total["output_tokens"] == 200 * 201 / 2
+
+
+def test_a_trace_keeps_what_it_has_room_for_and_counts_the_rest():
+    trace = Trace(limit=2)
+    for number in range(5):
+        trace.emit("NUMBER", number=number)
+    assert [event["number"] for event in trace.events] == [0, 1] and trace.dropped == 3
+
+
 def test_nothing_at_all_is_no_error():
     total = summary(Trace())
     assert total["steps"] == 0 and total["prefix_hit_rate"] is None and total[
@@ -83,7 +122,7 @@ def test_what_is_printed_and_saved(tmp_path):
     assert len(lines) == 1 + len(steps(trace)) and len({len(line) for line in lines}) == 1
     assert "5 prompt tokens (4 cached), 4 generated" in request_summary(outputs[1])
     assert "prefix hit rate 36.4%" in summary_text(trace, outputs)
-    save(tmp_path / "run.json", trace, outputs)
+    save(tmp_path / "run.json", trace, iter(outputs))
     saved = json.loads((tmp_path / "run.json").read_text())
     assert saved["steps"] == steps(trace) and saved["summary"] == summary(trace, outputs)
     assert [request["cached_tokens"] for request in saved["requests"]] == [0, 4, 0]

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer
 
-from paged.models.loader.chat_template import render
+from paged.models.loader.chat_template import render, render_flat
 from paged.models.loader.token_files import tokenizer_of
 from paged.models.loader.tokenizer import Tokenizer
 from tests.chat_templates import TEMPLATES
@@ -367,6 +367,14 @@ def test_templates_that_do_not_know_parts_get_the_text(made, template):
     ours, _ = made(template=template)
     assert ours.chat([user(parts("one", "two"))]) == ours.chat([user("one\ntwo")])
     assert ours.chat([SYSTEM, user(parts("one"))]) == ours.chat([SYSTEM, user("one")])
+
+
+@pytest.mark.parametrize("printing", ["m.content", "m.content | tojson"])
+def test_templates_that_print_parts_get_the_text(printing):
+    template = "{% for m in messages %}[{{ " + printing + " }}]{% endfor %}"
+    rest = {}, None, None, False, {}
+    expected = render(template, [user("naïve\nb")], *rest)
+    assert render_flat(template, [user(parts("naïve", "b"))], *rest) == expected
 
 
 def test_an_answer_in_parts_is_continued(made):

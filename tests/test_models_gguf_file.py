@@ -240,6 +240,9 @@ def test_a_part_of_a_split_file(tmp_path):
     write(tmp_path / "model.gguf", TINY_LLAMA,
           fields=[("split.count", (3, gguf.GGUFValueType.UINT16))])
     assert "one of 3 parts" in refused(tmp_path / "model.gguf")
+    write(tmp_path / "whole.gguf", TINY_LLAMA,
+          fields=[("split.count", (1, gguf.GGUFValueType.UINT16))])
+    assert "token_embd.weight" in GGUFFile(tmp_path / "whole.gguf").names
 
 
 @pytest.mark.parametrize("size", [0, 3, 40, 3000, 60_000])

@@ -205,6 +205,21 @@ def test_words_of_mistral_are_those_of_its_tokenizer(text):
     assert ours.pre_tokenize_str(text) == split.pre_tokenize_str(text)
 
 
+LLAMA3_WORDS = ["I", "'M", "Ġ", "123", "4"]
+SINGLE_DIGITS = ["I", "'M", "Ġ", "1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize(
+    "words, expected", {
+        "gpt-2": ["I", "'", "M", "Ġ1234"], "smollm": ["I", "'", "M", "Ġ", "1", "2", "3", "4"],
+        "llama-bpe": LLAMA3_WORDS, "llama3": LLAMA3_WORDS, "llama-v3": LLAMA3_WORDS,
+        "qwen2": SINGLE_DIGITS, "deepseek-r1-qwen": SINGLE_DIGITS, "tekken": SINGLE_DIGITS
+    }.items())
+def test_every_family_cuts_texts_in_its_own_way(words, expected):
+    ours = bpe(words)._backend.pre_tokenizer
+    assert [word for word, _ in ours.pre_tokenize_str("I'M 1234")] == expected
+
+
 @pytest.mark.parametrize("words", ["qwen2", "deepseek-r1-qwen"])
 def test_digits_are_words_of_qwen(words):
     ours = bpe(words)._backend.pre_tokenizer

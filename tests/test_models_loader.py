@@ -240,9 +240,13 @@ def test_a_revision_that_is_none(revision, monkeypatch):
         load("some-owner/some-model", revision=revision)
 
 
-def test_a_revision_of_what_is_here(saved):
+def test_a_revision_of_what_is_here(saved, monkeypatch):
     with pytest.raises(ValueError, match="revision is 'main'.* is here"):
         load(saved("llama")[0], revision="main")
+    monkeypatch.setattr("paged.models.loader.default_model.default_model",
+                        lambda: pytest.fail("it was fetched"))
+    with pytest.raises(ValueError, match="revision is 'main'.* default is here"):
+        load("default", revision="main")
 
 
 def test_a_revision_that_the_hub_does_not_have(monkeypatch):
@@ -273,9 +277,13 @@ def test_a_tokenizer_from_elsewhere(saved, tmp_path, monkeypatch):
     assert asked[0][0] == "a/b" and "*.safetensors" not in asked[0][1]["allow_patterns"]
     with pytest.raises(FileNotFoundError, match="holds no tokenizer"):
         load(model, tokenizer=str(model))
-    for bad in (5, "", ["a"]):
-        with pytest.raises(ValueError, match="tokenizer is"):
-            load(model, tokenizer=bad)
+
+
+@pytest.mark.parametrize("bad", [5, "", ["a"], "default", "no/such/place", "tokenizer.json"])
+def test_a_tokenizer_that_is_none_is_refused_before_a_model_is_fetched(bad, monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **o: pytest.fail("asked"))
+    with pytest.raises(ValueError, match=re.escape(f"tokenizer is {bad!r}: it must be")):
+        load("some-owner/some-model", tokenizer=bad)
 
 
 @pytest.mark.parametrize("config, generation, expected", [

@@ -6,6 +6,7 @@ Protects `python -m paged batch`: nothing is lost, nothing is computed twice.
 
 import asyncio
 import json
+from contextlib import suppress
 
 import pytest
 
@@ -258,6 +259,37 @@ def test_an_engine_that_fails_at_everything_ends_the_run(num_at_once):
     with pytest.raises(RuntimeError, match="the card is gone"):
         asyncio.run(answer_all(lines, answer, written.append, num_at_once))
     assert sorted(int(result["id"]) for result in written) == list(range(1, 11))
+
+
+@pytest.mark.parametrize("failures, num_written", [(MOST_FAILURES - 1, MOST_FAILURES + 1),
+                                                   (MOST_FAILURES, 1)])
+def test_so_many_failures_in_a_row_are_the_engines(failures, num_written):
+    written: list[dict] = []
+
+    async def answer(line):
+        if 1 < line.number <= failures + 1:
+            raise RuntimeError("gone")
+        return {"id": line.id, "response": {"status_code": 200}}
+
+    lines = [Line(number, str(number)) for number in range(1, failures + 3)]
+    with suppress(RuntimeError):
+        asyncio.run(answer_all(lines, answer, written.append, 1))
+    assert len(written) == num_written
+
+
+def test_nobody_goes_on_when_the_run_has_failed():
+    written: list[dict] = []
+
+    async def answer(line):
+        if line.number <= MOST_FAILURES:
+            raise RuntimeError("gone")
+        await asyncio.sleep(0.01)
+        return {"id": line.id, "response": {"status_code": 200}}
+
+    lines = [Line(number, str(number)) for number in range(1, 2 * MOST_FAILURES)]
+    with pytest.raises(RuntimeError, match="gone"):
+        asyncio.run(answer_all(lines, answer, written.append, 2))
+    assert written == []
 
 
 def test_a_line_at_which_the_engine_fails_has_its_error():

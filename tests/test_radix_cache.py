@@ -161,6 +161,20 @@ def test_an_empty_tree_holds_nothing():
     assert tenant.cache.match([1, 2, 3])[0] == []
 
 
+@pytest.mark.parametrize("kind", [PrefixCache, RadixCache])
+def test_a_cleared_cache_finds_nothing_and_begins_anew(kind):
+    tenant = Tenant(kind, 8, 2)
+    tables = [tenant.take([1, 2, 3, 4], salt) for salt in (None, "a")]
+    tenant.cache.clear()
+    assert len(tenant.cache) == 0 and tenant.cache.contents() == {}
+    assert [tenant.cache.match([1, 2, 3, 4], salt)[0] for salt in (None, "a")] == [[], []]
+    for table in tables:
+        tenant.pool.free(reversed(table))
+    anew = tenant.take([1, 2, 3, 4] * 4)  # all blocks
+    tenant.cache.check_integrity()
+    assert tenant.cache.match([1, 2, 3, 4] * 4 + [5])[0] == anew
+
+
 def test_what_is_refused():
     with pytest.raises(ValueError, match="block_size is 0"):
         RadixCache(BlockPool(1), 0)

@@ -83,6 +83,7 @@ def test_seats_follow_the_text_as_the_parameters_say(seed):
                                 kept.marks[:rows]) for kept in (state, fresh))
         changed = state.floats[:rows, -1] > 0
         assert torch.equal(followed[changed], told[changed]), "seated anew, it is another request"
+        assert torch.equal(state.words[:rows][changed], fresh.words[:rows][changed])
         for row, ((params, ends, words), _) in enumerate(people):
             if changed[row]:
                 left = {token for token in range(VOCAB) if followed[row, token] > -torch.inf}

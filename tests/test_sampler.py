@@ -139,6 +139,15 @@ def test_the_numbers_are_uniform():
         assert abs(moved.abs().mean() - 1 / 3) < 0.02
 
 
+def test_the_numbers_are_those_of_splitmix():
+    """SplitMix64 begins with 0xE220A8397B1DCDAF from the state 0 and with these two from 1234567
+    (https://rosettacode.org/wiki/Pseudo-random_numbers/Splitmix64)."""
+    state = 1234567 - 0xE220A8397B1DCDAF
+    known = {state: 6457827717110365317, state + 0x9E3779B97F4A7C15: 3203168211198807973}
+    for place, number in known.items():
+        assert uniform(0, place) == uniform(2**64, place) == (number >> 41) / 2**23
+
+
 def test_drawn_tokens_follow_the_distribution():
     requests = [Request(SamplingParams(), seed=seed) for seed in range(20_000)]
     tokens = choose(torch.tensor(P).log().expand(len(requests), -1), requests)

@@ -246,6 +246,16 @@ def test_recomputing_computes_the_outputs_again_as_part_of_the_prompt():
     assert not any(batch.swap_out or batch.swap_in for batch in engine.runner.batches)
 
 
+@POLICIES
+@pytest.mark.parametrize("num_blocks, block_size", [(6, 1), (7, 1), (6, 2)])
+def test_who_comes_back_takes_of_the_budget_as_well(preemption, num_blocks, block_size):
+    engine = make_engine(num_blocks, block_size, max_num_batched_tokens=3, preemption=preemption,
+                         enable_prefix_caching=False)
+    generate(engine, (prompt(2), 4), (prompt(3, 50), 4), (prompt(1, 90), 5), (prompt(3, 70), 3))
+    assert engine.scheduler.num_preemptions > 0
+    assert max(sum(batch.num_tokens) for batch in engine.runner.batches) == 3
+
+
 def test_without_room_on_the_host_a_swapped_request_recomputes():
     engine = make_engine(num_blocks=5, block_size=4, preemption="swap", num_host_blocks=1)
     generate(engine, (prompt(8), 9), (prompt(7, 50), 8))

@@ -14,6 +14,9 @@ from openai.types import completion_create_params as completion_params
 from openai.types.chat import completion_create_params as chat_params
 
 from paged import SamplingParams
+from paged.request import CompletionOutput, RequestMetrics, RequestOutput
+from paged.server.asked import check_end
+from paged.server.errors import ApiError
 from paged.server.fields import REFUSED, SAMPLING, ChatBody, CompletionBody
 from tests.servers import serving
 
@@ -151,6 +154,16 @@ def test_what_the_fields_beyond_the_interface_do(server):
     assert of(prompt="zzzabc", truncate_prompt_tokens=3, echo=True)["text"] == "abc" + text
 
 
+@pytest.mark.parametrize("skip, text", [({}, ""), ({"skip_special_tokens": True}, ""),
+                                        ({"skip_special_tokens": False}, "</s></s></s>")])
+def test_offsets_are_those_of_the_text(server, skip, text):
+    """A special token that is no text takes no room in it."""
+    shown = server.complete(max_tokens=3, logprobs=0, logit_bias={"257": 100}, **skip).json()
+    (choice,) = shown["choices"]
+    assert choice["text"] == text and choice["logprobs"]["tokens"] == ["</s>"] * 3
+    assert choice["logprobs"]["text_offset"] == [i * len(text) // 3 for i in range(3)]
+
+
 @pytest.mark.parametrize("most", [0, 3])
 def test_a_prompt_is_scored(server, client, most):
     """What evaluations ask: the log-probability of each token of a prompt."""
@@ -239,6 +252,23 @@ def test_a_bad_body_is_an_error_that_names_its_field(server, body, status, param
 def test_bad_completions(server, more, param):
     answer = server.complete(**more)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == param, answer.text
+
+
+@pytest.mark.parametrize("reason, status", [("stop", None), ("length", None), ("abort", 503),
+                                            ("error", 500)])
+def test_an_answer_that_was_ended_early_is_an_error(reason, status):
+    ends = [CompletionOutput(0, finish_reason="stop"), CompletionOutput(1, finish_reason=reason)]
+    output = RequestOutput("0", [1], ends, RequestMetrics(0.0))
+    try:
+        check_end(output)
+        assert status is None
+    except ApiError as error:
+        assert error.status == status
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_as_many_candidates_as_answers_are_no_ranking(server, stream):
+    assert server.complete(n=2, best_of=2, max_tokens=2, stream=stream).status_code == 200
 
 
 def test_errors_of_the_client(client):

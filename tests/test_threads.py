@@ -347,6 +347,20 @@ def test_a_token_without_text_fails_its_request_and_no_other(kind):
     check_empty(owner)
 
 
+def test_each_suspect_runs_alone_once():
+    owner, steps = make_owner(), []
+
+    def fails(batch) -> bool:
+        steps.append([int(name) for name in batch.request_ids])
+        return 1 in steps[-1]
+
+    fails_where(owner, fails)
+    news = generate(owner, *(([token], PARAMS) for token in range(3)))
+    assert [one.error is None for one in news] == [True, False, True]
+    assert steps[:4] == [[0, 1, 2], [0], [1], [2]] and steps[4:] == [[0, 2]] * 5
+    check_empty(owner)
+
+
 def test_aborting_all_that_a_failure_left_to_try_lets_others_run():
     owner, steps = make_owner(), []
 

@@ -22,7 +22,7 @@ from paged.models.config import ModelConfig
 from paged.models.decoder import Decoder
 from paged.models.loader import default_model
 from paged.models.loader.checkpoint import Checkpoint, ends_of, open_directory, open_gguf
-from paged.models.loader.download import TOKENIZER, download
+from paged.models.loader.download import TOKENIZER, download, is_id
 from paged.models.loader.placing import choose_dtype, room_for_weights
 from paged.models.loader.rope import longest_positions
 from paged.models.loader.token_files import tokenizer_of
@@ -76,10 +76,11 @@ def load(model: str, device: str | torch.device = "cpu", dtype: str | torch.dtyp
     for what has no room, and ConnectionError where a network is needed and missing.
     """
     device = use_device(device)
+    other = None if tokenizer is None else _other_tokenizer(tokenizer)
     path = find(model, revision)
     found: Checkpoint = (open_gguf if path.is_file() else open_directory)(path)
-    if tokenizer is not None:
-        found.tokenizer = _other_tokenizer(tokenizer)
+    if other is not None:
+        found.tokenizer = other
         found.eos_token_ids |= ends_of(found.tokenizer, found.config.vocab_size)
     config = _fixed_for(settle_head(found.config, found.readers), max_model_len)
     check_layers(config, found.readers, path)
@@ -101,25 +102,28 @@ def find(model: str, revision: str | None = None) -> Path:
         raise ValueError(
             f"The model is {model!r}: give a Hugging Face directory, a .gguf file, a Hub id or "
             "'default'.")
-    path = default_model.default_model() if model == "default" else Path(model).expanduser()
-    if path.is_file() and path.suffix.lower() != ".gguf":
+    default, path = model == "default", Path(model).expanduser()
+    if path.is_file() and path.suffix.lower() != ".gguf" and not default:
         raise ValueError(
             f"{model} is a file, and not a .gguf file; name the directory of the model.")
-    there = bool(model) and path.exists()
+    there = default or (bool(model) and path.exists())
     if revision is not None and (there or not isinstance(revision, str)
                                  or not re.fullmatch(r"\w[\w./-]*", revision)):
         raise ValueError(f"revision is {revision!r}: it must be a branch, a tag or a commit of a "
                          f"model on the Hub" + (f", and {model} is here" if there else ""))
+    if default:
+        return default_model.default_model()
     return path if there else download(str(model), revision)
 
 
 def _other_tokenizer(tokenizer: str | Tokenizer) -> Tokenizer:
     if isinstance(tokenizer, Tokenizer):
         return tokenizer
-    if not isinstance(tokenizer, (str, Path)) or not str(tokenizer):
+    named = isinstance(tokenizer, (str, Path)) and str(tokenizer)
+    path = Path(tokenizer).expanduser() if named else None
+    if path is None or not (path.is_dir() or is_id(str(tokenizer))):
         raise ValueError(f"tokenizer is {tokenizer!r}: it must be a directory or a Hub id that has "
                          f"one, or a Tokenizer")
-    path = Path(tokenizer).expanduser()
     found = tokenizer_of(path if path.is_dir() else download(str(tokenizer), wanted=TOKENIZER))
     if found is None:
         raise FileNotFoundError(f"{tokenizer} holds no tokenizer: no tokenizer.json, "

@@ -13,6 +13,12 @@ UNWANTED = ("*/*.safetensors", "*/*.json", "*/*.txt", "*/*.model", "consolidated
             "adapter_*")
 
 
+def is_id(name: str) -> bool:
+    """Whether a model on the Hub can have this name."""
+    return (re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None and not name.startswith(".")
+            and not name.lower().endswith(".gguf"))
+
+
 def download(model: str, revision: str | None = None, wanted: Sequence[str] = WANTED) -> Path:
     """Fetch a model into the Hub's own cache; only what is read here, only once.
 
@@ -21,8 +27,7 @@ def download(model: str, revision: str | None = None, wanted: Sequence[str] = WA
     Raises FileNotFoundError for what is no id, has no model or no such revision, ValueError for
     what needs a permission, and ConnectionError without a network.
     """
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+",
-                        model) or model.startswith(".") or model.lower().endswith(".gguf"):
+    if not is_id(model):
         raise FileNotFoundError(
             f"There is no model at {model!r}: give a Hugging Face directory, a .gguf "
             "file, a Hub id like 'Qwen/Qwen3-0.6B', or 'default'.")
