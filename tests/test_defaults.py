@@ -47,7 +47,8 @@ COMMANDS = {
     "batch a -o b": dict(requests="a", output="b", served_model_name=None, in_flight=None,
                          ray=False, replicas=None),
     "serve": dict(host="127.0.0.1", port=8000, api_keys=None, share_prefixes=False,
-                  served_model_name=None, max_requests=None, grace_period=30, log_prompts=False),
+                  served_model_name=None, max_requests=None, grace_period=30, log_prompts=False,
+                  theatre=False),
 }
 
 
@@ -67,7 +68,8 @@ def of_options(add_options) -> dict:
 
 @pytest.mark.parametrize("kind, documented", [
     (EngineConfig, ENGINE),
-    (Speedups, dict(graphs=True, fused=None, narrow_products=True, run_ahead=None)),
+    (Speedups, dict(graphs=True, fused=None, narrow_products=True, run_ahead=None,
+                    persistent=False)),
     (SamplingParams, SAMPLING),
     (Limits, dict(body_bytes=4 << 20, body_seconds=30.0, send_seconds=60.0)),
     (BeamSearchParams, SAMPLING | dict(temperature=0.0, beam_width=4, length_penalty=1.0)),
