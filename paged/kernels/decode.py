@@ -249,6 +249,8 @@ def decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
     (k_cache, gap), (v_cache, _) = raw(k_cache), raw(v_cache)
     card = device_properties(q.device)
     tile, warps, stages, programs = launch_shape(card, q.dtype, head_dim, num_requests, group)
+    if gap and card.capability < 8:  # numbers made of bytes fill the registers of four warps
+        warps, programs = 8, 1
     # Early programs are dealt out evenly where they fill a multiprocessor exactly: one warp and 32
     # tokens do.
     early = early and card.starts_early and (tile, warps) == (32, 1)
