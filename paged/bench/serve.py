@@ -197,11 +197,13 @@ async def measure(args: argparse.Namespace) -> dict:
     except (httpx.HTTPError, ValueError, KeyError) as error:
         raise ValueError(
             f"no server of OpenAI's interface answers at {args.url}: {error}") from None
-    command = f"python -m paged bench serve --rates {args.rates} --seconds {args.seconds:g}"
-    record = machine(command) | {
+    asked = ("prompt_tokens", "output_tokens", "sigma", "most_tokens", "seconds", "first_limit",
+             "token_limit")
+    command = f"python -m paged bench serve --rates {args.rates}" + "".join(
+        f" --{name.replace('_', '-')} {getattr(args, name):g}" for name in asked)
+    record = machine(command + " --plain" * args.plain) | {
         name: getattr(args, name)
-        for name in ("conditions", "prompt_tokens", "output_tokens", "sigma", "most_tokens",
-                     "seconds", "first_limit", "token_limit", "plain")
+        for name in (*asked, "plain", "conditions")
     } | {"model": models[0], "levels": []}
     load = Load(args, models[0]["id"])
     for _ in range(2):  # whatever a first request has to set up
