@@ -9,7 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
-# Before torch is imported anywhere. Two workers on two cores must not start four threads each.
+# Before torch is imported anywhere. Three workers on two cores must not start four threads each.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
