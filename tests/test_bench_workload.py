@@ -128,3 +128,8 @@ def test_the_peer_benchmark_records(tmp_path, monkeypatch, capsys):
     ])
     assert {len(samples) for samples in json.loads(path.read_text())["seconds"].values()} == {2}
     assert "times the speed" in capsys.readouterr().out
+
+
+def test_ablations_and_one_kernel_are_measured_one_by_one():
+    with pytest.raises(ValueError, match="--ablations .* --persistent .* one, then the other"):
+        workload.main(["--device", "cpu", "--ablations", "--persistent"])

@@ -204,6 +204,9 @@ def main(argv: list[str] | None = None) -> int:
     for name in ("block_size", "budget", "latency_budget", "layers", "requests", "longest",
                  "tokens", "tensor_parallel_size"):
         whole_number("--" + name.replace("_", "-"), getattr(args, name), least=1)
+    if args.persistent and args.ablations:
+        raise ValueError("--ablations switches off what --persistent is made of: run one, then the "
+                         "other")
     check_output(args.output)
     ranks = args.tensor_parallel_size
     record = machine(

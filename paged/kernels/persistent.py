@@ -42,6 +42,20 @@ def _weight(base_ptr, places_ptr, index):
 
 
 @triton.jit
+def _product(x_ptr, weight_ptr, scale, residual_ptr, out_ptr, out_squares_ptr, partial_ptr,
+             counter_ptr, token, valid, NUM_OUTPUTS: tl.constexpr, SILU: tl.constexpr,
+             OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
+             SPLIT: tl.constexpr):
+    """This program's items of a product: of gate and up, scaled, or else with the residual."""
+    items = (NUM_OUTPUTS + OUTPUTS - 1) // OUTPUTS * SPLIT
+    for item in range(tl.program_id(0), items, tl.num_programs(0)):
+        tile = item // SPLIT
+        product_tile(x_ptr, weight_ptr, scale, residual_ptr, out_ptr, out_squares_ptr, partial_ptr,
+                     counter_ptr, token, valid, tile, tile, item % SPLIT, NUM_OUTPUTS, SILU, SILU,
+                     not SILU, OUTPUTS, COLUMNS, WIDTH, SPLIT)
+
+
+@triton.jit
 def _fetch(weight_ptr, items, STEP: tl.constexpr, ROWS: tl.constexpr, PAIR: tl.constexpr,
            NUM_ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, SPLIT: tl.constexpr):
     """Ask for the weights of this program's items to be brought to the L2 cache, 128 bytes a
@@ -131,27 +145,18 @@ def layers_kernel(
                          total, share, NUM_KV_HEADS, GROUP, HEAD_DIM, PADDED_DIM, TILE,
                          PADDED_GROUP, BLOCK_SIZE, HEADS, PIECES, GAP, CONVERTS)
         elif phase == 2:
-            weight = _weight(base_ptr, places, _OUT)
-            for item in range(program, X_TILES * OUT_SPLIT, programs):
-                product_tile(mixed_ptr, weight, 1.0, x_ptr, x_ptr, squares_ptr, partial_ptr,
-                             counter_ptr, token, valid, item // OUT_SPLIT, item // OUT_SPLIT,
-                             item % OUT_SPLIT, HIDDEN, False, False, True, OUTPUTS, COLUMNS, MIXED,
-                             OUT_SPLIT)
+            _product(mixed_ptr, _weight(base_ptr, places,
+                                        _OUT), 1.0, x_ptr, x_ptr, squares_ptr, partial_ptr,
+                     counter_ptr, token, valid, HIDDEN, False, OUTPUTS, COLUMNS, MIXED, OUT_SPLIT)
         elif phase == 3:
             norm = norm_scale(squares_ptr, token, valid, eps, X_TILES, HIDDEN, PARTS)
-            weight = _weight(base_ptr, places, _GATE_UP)
-            for item in range(program, INNER_TILES * GATE_UP_SPLIT, programs):
-                product_tile(x_ptr, weight, norm, x_ptr, hidden_ptr, squares_ptr, partial_ptr,
-                             counter_ptr, token, valid, item // GATE_UP_SPLIT,
-                             item // GATE_UP_SPLIT, item % GATE_UP_SPLIT, INNER, True, True, False,
-                             OUTPUTS, COLUMNS, HIDDEN, GATE_UP_SPLIT)
+            _product(x_ptr, _weight(base_ptr, places, _GATE_UP), norm, x_ptr, hidden_ptr,
+                     squares_ptr, partial_ptr, counter_ptr, token, valid, INNER, True, OUTPUTS,
+                     COLUMNS, HIDDEN, GATE_UP_SPLIT)
         else:
-            weight = _weight(base_ptr, places, _DOWN)
-            for item in range(program, X_TILES * DOWN_SPLIT, programs):
-                product_tile(hidden_ptr, weight, 1.0, x_ptr, x_ptr, squares_ptr, partial_ptr,
-                             counter_ptr, token, valid, item // DOWN_SPLIT, item // DOWN_SPLIT,
-                             item % DOWN_SPLIT, HIDDEN, False, False, True, OUTPUTS, COLUMNS, INNER,
-                             DOWN_SPLIT)
+            _product(hidden_ptr, _weight(base_ptr, places,
+                                         _DOWN), 1.0, x_ptr, x_ptr, squares_ptr, partial_ptr,
+                     counter_ptr, token, valid, HIDDEN, False, OUTPUTS, COLUMNS, INNER, DOWN_SPLIT)
         if TOGETHER:
             _count_in(arrived_ptr)
             # Of the product after the next one: the next may have begun to read its own.

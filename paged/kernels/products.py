@@ -108,6 +108,21 @@ def norm_scale(squares_ptr, token, valid, eps, parts, WIDTH: tl.constexpr, PADDE
 
 
 @triton.jit
+def _begin(squares_ptr, eps, num_tokens, SCALE: tl.constexpr, PARTS: tl.constexpr,
+           PADDED_PARTS: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr,
+           EARLY: tl.constexpr):
+    """The tokens of a program of its own launch, which of them are real, their scale, and its
+    tile."""
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    valid = token < num_tokens
+    start_early(EARLY)
+    scale = 1.0
+    if SCALE:
+        scale = norm_scale(squares_ptr, token, valid, eps, PARTS, WIDTH, PADDED_PARTS)
+    return token, valid, scale, tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+
+
+@triton.jit
 def product_tile(x_ptr, weight_ptr, scale, residual_ptr, out_ptr, out_squares_ptr, partial_ptr,
                  counter_ptr, token, valid, output_tile, tile, part, NUM_OUTPUTS: tl.constexpr,
                  SCALE: tl.constexpr, SILU: tl.constexpr, RESIDUAL: tl.constexpr,
@@ -149,13 +164,8 @@ def _product_kernel(x_ptr, weight_ptr, squares_ptr, residual_ptr, out_ptr, out_s
                     SILU: tl.constexpr, RESIDUAL: tl.constexpr, OUTPUTS: tl.constexpr,
                     TOKENS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
                     SPLIT: tl.constexpr, EARLY: tl.constexpr):
-    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    valid = token < num_tokens
-    start_early(EARLY)
-    scale = 1.0
-    if SCALE:
-        scale = norm_scale(squares_ptr, token, valid, eps, PARTS, WIDTH, PADDED_PARTS)
-    tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    token, valid, scale, tile = _begin(squares_ptr, eps, num_tokens, SCALE, PARTS, PADDED_PARTS,
+                                       TOKENS, WIDTH, EARLY)
     product_tile(x_ptr, weight_ptr, scale, residual_ptr, out_ptr,
                  out_squares_ptr, partial_ptr, counter_ptr, token, valid, tl.program_id(1), tile,
                  tl.program_id(2), NUM_OUTPUTS, SCALE, SILU, RESIDUAL, OUTPUTS, COLUMNS, WIDTH,
@@ -235,13 +245,8 @@ def _qkv_kernel(x_ptr, weight_ptr, squares_ptr, bias_ptr, positions_ptr, slots_p
                 PARTS: tl.constexpr, PADDED_PARTS: tl.constexpr, HALF: tl.constexpr,
                 TOKENS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
                 SPLIT: tl.constexpr, EARLY: tl.constexpr):
-    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    valid = token < num_tokens
-    start_early(EARLY)
-    scale = 1.0
-    if SCALE:
-        scale = norm_scale(squares_ptr, token, valid, eps, PARTS, WIDTH, PADDED_PARTS)
-    tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    token, valid, scale, tile = _begin(squares_ptr, eps, num_tokens, SCALE, PARTS, PADDED_PARTS,
+                                       TOKENS, WIDTH, EARLY)
     qkv_head(x_ptr, weight_ptr, scale, bias_ptr, positions_ptr, slots_ptr, rotation_ptr, q_norm_ptr,
              k_norm_ptr, q_ptr, k_cache_ptr, v_cache_ptr,
              partial_ptr, counter_ptr, eps, token, valid, k_block, k_row, tl.program_id(1), tile,
